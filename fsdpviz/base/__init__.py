@@ -1,0 +1,1 @@
+"""What both arms share: errors, span labels, kinds, provenance, units. Imports nothing of fsdpviz."""
