@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 class FsdpvizError(ValueError):
@@ -10,7 +12,14 @@ class FsdpvizError(ValueError):
 
 
 class ExperimentError(FsdpvizError):
-    """An experiment that cannot be, or that its engine cannot do."""
+    """An experiment that cannot be, or that its engine cannot do.
+
+    ``nearest`` has the fields to change, and their values, for the nearest experiment that works.
+    """
+
+    def __init__(self, message: str, nearest: Mapping[str, Any] | None = None) -> None:
+        super().__init__(message)
+        self.nearest = dict(nearest or {})
 
 
 class RunFolderError(FsdpvizError):

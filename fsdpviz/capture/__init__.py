@@ -1,0 +1,1 @@
+"""What a rank records while it trains. Runs inside ranks only."""

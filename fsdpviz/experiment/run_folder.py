@@ -4,7 +4,7 @@
           environment.json    versions, devices, topology, provenance (written by rank 0)
           launcher.log        what torchrun said
           rank<r>/trace.json.gz, lanes.json, flight.json, memory.json, metrics.jsonl, status.jsonl, log.txt
-                  error.json  only when the rank raised
+                  outcome.json  last of the rank: a hash of its weights; error.json instead when it raised
           result.json         last, and atomically: a folder without it is an unfinished run
 """
 
@@ -66,6 +66,10 @@ class RankFolder:
     @property
     def log(self) -> Path:
         return self.path / "log.txt"
+
+    @property
+    def outcome(self) -> Path:  # last of a rank's files: what it ended with
+        return self.path / "outcome.json"
 
     @property
     def error(self) -> Path:

@@ -60,7 +60,7 @@ class Note:
         return f"{self.what} ({self.count}×{example})"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trace:
     """What was recorded. Immutable; readers make it, analyses read it.
 

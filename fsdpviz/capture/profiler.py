@@ -1,0 +1,64 @@
+"""torch.profiler over the chosen steps: one trace a rank, with every thread, shapes and ranges."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from ..engine.protocol import RankContext
+from ..experiment import Experiment
+from ..experiment.run_folder import RankFolder, write_json
+from .lanes import lane_names
+
+
+class StepProfiler:
+    """Profiles consecutive steps. ``around(step)`` goes around every step; ``write`` exports what was seen."""
+
+    def __init__(self, experiment: Experiment, context: RankContext) -> None:
+        capture, warmup = experiment.capture, experiment.steps.warmup
+        chosen = capture.steps if capture.steps is not None else range(experiment.steps.measured)
+        self._steps = range(warmup + chosen[0], warmup + chosen[-1] + 1) if capture.trace else range(0)
+        self._lanes: dict[int, str] = {}
+        activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if context.is_cuda else [])
+        self._profile = profile(
+            activities=activities,
+            record_shapes=capture.shapes,
+            with_stack=capture.stacks,
+            experimental_config=_all_threads(),
+        )
+        self._is_running = False
+
+    @contextmanager
+    def around(self, step: int) -> Iterator[None]:
+        if self._steps and step == self._steps[0]:
+            self._profile.start()
+            self._is_running = True
+        yield
+        if self._is_running and step == self._steps[-1]:
+            self.stop()
+
+    def stop(self) -> None:
+        """Ends the recording, early when a step raised."""
+        if self._is_running:
+            self._is_running = False
+            self._lanes = lane_names()  # while the threads that were recorded still live
+            self._profile.stop()
+
+    def write(self, folder: RankFolder) -> None:
+        """Writes the trace and its lanes' names; does nothing when no step was profiled."""
+        if self._lanes:
+            write_json(folder.lanes, {str(thread): name for thread, name in self._lanes.items()})
+            self._profile.export_chrome_trace(str(folder.trace))
+
+
+def _all_threads() -> Any:
+    """The profiler sees worker threads, gloo's and the links', only with this; torch before 2.10 may lack an option."""
+    config = torch._C._profiler._ExperimentalConfig
+    try:
+        return config(profile_all_threads=True, trace_only=True)
+    except TypeError:
+        return config(profile_all_threads=True)
