@@ -117,6 +117,12 @@ class UserModel(Spec):
         del content["pickled"]
         return content
 
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> UserModel:
+        if "pickled" in content:
+            raise ExperimentError("UserModel has no field 'pickled' in JSON: code never comes out of an experiment file")
+        return super().from_dict(content)
+
     def _check(self) -> None:
         if self.is_from_notebook:
             if self.pickled and hashlib.sha256(self.pickled).hexdigest() != self.digest:
