@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .base.errors import FsdpvizError, RankFailed
     from .experiment import Experiment, Mlp, Transformer, UserModel, preset
     from .lab.ab import compare
-    from .lab.recording import Recording, open  # noqa: A004
+    from .lab.recording import Recording, open
     from .lab.run import run
     from .trace import Trace
 

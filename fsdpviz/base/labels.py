@@ -33,9 +33,7 @@ class RangeLabel:
     unit: str | None = None
 
 
-_FSDP = re.compile(
-    r"^FSDP::(?P<phase>\w+)(?: for (?P<target>.+?)| \((?P<unit>.*?)\))?(?:, op_id = \d+)?$", re.ASCII
-)
+_FSDP = re.compile(r"^FSDP::(?P<phase>\w+)(?: for (?P<target>.+?)| \((?P<unit>.*?)\))?(?:, op_id = \d+)?$", re.ASCII)
 _OWN = re.compile(r"^fsdpviz::(?P<phase>\w+)(?: \((?P<unit>.*)\))?$", re.ASCII)
 
 # FSDP2 phases that carry a unit and leave the root's name out

@@ -9,7 +9,11 @@ def format_ns(duration_ns: float) -> str:
     """``"1.5 ms"``: three significant figures with the unit that fits."""
     for scale, unit in ((1e9, "s"), (1e6, "ms"), (1e3, "µs")):
         if abs(duration_ns) >= scale:
-            return f"{duration_ns / scale:.3g} {unit}" if abs(duration_ns) < 1000 * scale else f"{duration_ns / scale:,.0f} {unit}"
+            return (
+                f"{duration_ns / scale:.3g} {unit}"
+                if abs(duration_ns) < 1000 * scale
+                else f"{duration_ns / scale:,.0f} {unit}"
+            )
     return f"{duration_ns:.0f} ns"
 
 

@@ -15,8 +15,8 @@ from __future__ import annotations
 
 import resource
 import sys
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch

@@ -52,7 +52,10 @@ class Fsdp1(Engine):
             return super().full_weights(model)
 
     def _mixed_precision(self) -> MixedPrecision | None:
-        param, reduce = torch_dtype(self.experiment.precision.param), torch_dtype(self.experiment.precision.reduce)
+        param, reduce = (
+            torch_dtype(self.experiment.precision.param),
+            torch_dtype(self.experiment.precision.reduce),
+        )
         if param is None and reduce is None:
             return None
         return MixedPrecision(param_dtype=param, reduce_dtype=reduce, buffer_dtype=param)

@@ -31,7 +31,9 @@ class LinkThread:
 
     def __init__(self, link: Link, name: str) -> None:
         self.link = link
-        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix=name, initializer=_name_thread, initargs=(name,))
+        self._executor = ThreadPoolExecutor(
+            max_workers=1, thread_name_prefix=name, initializer=_name_thread, initargs=(name,)
+        )
         self._executor.submit(_nothing).result()  # the thread exists before the profiler looks for threads
 
     def carry(self, label: str, link_bytes: float, transfer: Callable[[], Any]) -> Future[None]:
@@ -63,7 +65,9 @@ class EmulatedLinks:
             if self._intra is not None:
                 module.set_custom_all_gather(_PacedAllGather(self._intra, name, self._shard_fraction))
             if self._intra is not None or self._inter is not None:
-                module.set_custom_reduce_scatter(_PacedReduceScatter(self._intra, self._inter, name, self._shard_fraction))
+                module.set_custom_reduce_scatter(
+                    _PacedReduceScatter(self._intra, self._inter, name, self._shard_fraction)
+                )
             if self._inter is not None:
                 module.set_all_reduce_hook(self._inter.finish)
 
@@ -94,7 +98,11 @@ class _PacedAllGather(_PlainBuffers, AllGather):
         self._link, self._label, self._fraction = link, loop_label("all_gather", unit), fraction
 
     def __call__(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: dist.ProcessGroup, async_op: bool = False
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
     ) -> dist.Work:
         def transfer() -> None:
             gather_into(output_tensor, input_tensor, group)

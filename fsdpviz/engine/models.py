@@ -161,7 +161,7 @@ def _user(spec: UserModel, pickled: bytes) -> Trainable:
     arguments = spec.arguments
     try:
         module = target(**arguments)
-    except Exception as error:  # noqa: BLE001  # the user's code, the boundary of ours
+    except Exception as error:  # the user's code, the boundary of ours
         raise FsdpvizError(f"the model {spec.target} does not build: {type(error).__name__}: {error}") from error
     if not isinstance(module, nn.Module):
         raise FsdpvizError(f"the model {spec.target} must return an nn.Module; it returned {type(module).__name__}")
@@ -205,9 +205,11 @@ def _import(spec: UserModel) -> Callable[..., Any]:
     sys.path.insert(0, str(file.parent))  # so that the file finds its neighbours, as a script would
     try:
         module_spec.loader.exec_module(module)
-    except Exception as error:  # noqa: BLE001  # the user's code, the boundary of ours
+    except Exception as error:  # the user's code, the boundary of ours
         raise FsdpvizError(f"the model file {path} cannot be imported: {type(error).__name__}: {error}") from error
     target = getattr(module, name, None)
     if not callable(target):
-        raise FsdpvizError(f"{path} must define a function or class {name}; it has {inspect.getdoc(target) or target!r}")
+        raise FsdpvizError(
+            f"{path} must define a function or class {name}; it has {inspect.getdoc(target) or target!r}"
+        )
     return target

@@ -54,7 +54,11 @@ def optimizer(spec: Optimizer, model: nn.Module) -> torch.optim.Optimizer:
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if spec.name == "sgd":
         return torch.optim.SGD(
-            parameters, lr=spec.lr, momentum=spec.momentum, weight_decay=spec.weight_decay, foreach=spec.foreach
+            parameters,
+            lr=spec.lr,
+            momentum=spec.momentum,
+            weight_decay=spec.weight_decay,
+            foreach=spec.foreach,
         )
     kind = torch.optim.AdamW if spec.name == "adamw" else torch.optim.Adam
     return kind(parameters, lr=spec.lr, weight_decay=spec.weight_decay, foreach=spec.foreach)

@@ -65,7 +65,9 @@ class Wrap(Spec):
     def _check(self) -> None:
         _at_least(self, 1, "group_size")
         if self.policy != "group" and self.group_size != 1:
-            raise ExperimentError(f"Wrap.group_size belongs to policy='group'; got {self.group_size} with {self.policy!r}")
+            raise ExperimentError(
+                f"Wrap.group_size belongs to policy='group'; got {self.group_size} with {self.policy!r}"
+            )
 
 
 @spec

@@ -98,7 +98,12 @@ class UserModel(Spec):
             raise ExperimentError(f"UserModel.of needs a function or class that returns a module; got {function!r}")
         try:
             pickled = cloudpickle.dumps(function)
-        except (TypeError, ValueError, AttributeError, RecursionError) as error:  # what pickle raises for an unpicklable
+        except (
+            TypeError,
+            ValueError,
+            AttributeError,
+            RecursionError,
+        ) as error:  # what pickle raises for an unpicklable
             raise ExperimentError(f"{function!r} cannot travel to the ranks: {error}") from None
         name = getattr(function, "__qualname__", type(function).__name__)
         digest = hashlib.sha256(pickled).hexdigest()
@@ -120,13 +125,17 @@ class UserModel(Spec):
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> UserModel:
         if "pickled" in content:
-            raise ExperimentError("UserModel has no field 'pickled' in JSON: code never comes out of an experiment file")
+            raise ExperimentError(
+                "UserModel has no field 'pickled' in JSON: code never comes out of an experiment file"
+            )
         return super().from_dict(content)
 
     def _check(self) -> None:
         if self.is_from_notebook:
             if self.pickled and hashlib.sha256(self.pickled).hexdigest() != self.digest:
-                raise ExperimentError("UserModel.digest does not belong to the pickle beside it; make it with UserModel.of(…)")
+                raise ExperimentError(
+                    "UserModel.digest does not belong to the pickle beside it; make it with UserModel.of(…)"
+                )
             return
         path, separator, name = self.target.rpartition(":")
         if not separator or not path or not name.isidentifier():

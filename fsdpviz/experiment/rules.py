@@ -140,7 +140,12 @@ def _offload(e: Any) -> Iterator[Refusal]:
         yield "FSDP1 always pins what it offloads, and only device='cuda' can", {"engine": "fsdp2"}
     if e.engine == "fsdp1" and e.offload.pin_memory is False:
         yield "FSDP1 always pins what it offloads", {"offload": Offload(parameters=True)}
-    if e.engine == "fsdp1" and e.offload.parameters and e.accumulation.microbatches > 1 and not e.accumulation.reduce_each:
+    if (
+        e.engine == "fsdp1"
+        and e.offload.parameters
+        and e.accumulation.microbatches > 1
+        and not e.accumulation.reduce_each
+    ):
         yield (
             "FSDP1 cannot accumulate unreduced gradients of offloaded parameters",
             {"accumulation": Accumulation(microbatches=e.accumulation.microbatches)},

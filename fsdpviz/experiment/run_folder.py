@@ -1,11 +1,11 @@
 """The run folder: the one place where the run arm and the read arm meet.
 
-    <run>/experiment.json     the experiment, exactly as it was stated
-          environment.json    versions, devices, topology, provenance (written by rank 0)
-          launcher.log        what torchrun said
-          rank<r>/trace.json.gz, lanes.json, flight.json, memory.json, metrics.jsonl, status.jsonl, log.txt
-                  outcome.json  last of the rank: a hash of its weights; error.json instead when it raised
-          result.json         last, and atomically: a folder without it is an unfinished run
+<run>/experiment.json     the experiment, exactly as it was stated
+      environment.json    versions, devices, topology, provenance (written by rank 0)
+      launcher.log        what torchrun said
+      rank<r>/trace.json.gz, lanes.json, flight.json, memory.json, metrics.jsonl, status.jsonl, log.txt
+              outcome.json  last of the rank: a hash of its weights; error.json instead when it raised
+      result.json         last, and atomically: a folder without it is an unfinished run
 """
 
 from __future__ import annotations
@@ -136,7 +136,9 @@ class RunFolder:
             with tempfile.TemporaryFile(dir=path):
                 pass
         except OSError as error:
-            raise RunFolderError(f"a run needs a folder it can write: {path}: {_cause(error)}. Choose another with out=…") from error
+            raise RunFolderError(
+                f"a run needs a folder it can write: {path}: {_cause(error)}. Choose another with out=…"
+            ) from error
         return cls(path)
 
 
@@ -156,7 +158,14 @@ def _clear_for_reuse(path: Path, overwrite: bool) -> None:
     folder = RunFolder(path)
     for rank in list(folder.ranks()):
         shutil.rmtree(folder.rank(rank).path)
-    for name in ("result.json", "experiment.json", "environment.json", "model.cloudpickle", "launcher.log", "stop_request"):
+    for name in (
+        "result.json",
+        "experiment.json",
+        "environment.json",
+        "model.cloudpickle",
+        "launcher.log",
+        "stop_request",
+    ):
         (path / name).unlink(missing_ok=True)
 
 

@@ -17,7 +17,6 @@ import msgspec
 
 from ..base.errors import ExperimentError
 
-
 T = TypeVar("T")
 
 
@@ -61,7 +60,9 @@ class Spec:
         values = {key: value for key, value in content.items() if not (key == "type" and cls.tag)}
         _refuse_unknown(cls, values)
         annotations = field_types(cls)
-        built = {key: _from_plain(f"{cls.__name__}.{key}", value, annotations.get(key)) for key, value in values.items()}
+        built = {
+            key: _from_plain(f"{cls.__name__}.{key}", value, annotations.get(key)) for key, value in values.items()
+        }
         try:
             return cls(**built)
         except TypeError as error:  # a required field is missing
@@ -124,7 +125,9 @@ def describe(annotation: Any) -> str:
         return f"a list of {describe(typing.get_args(annotation)[0])}"
     if annotation is type(None):
         return "None"
-    return {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}.get(annotation, str(annotation))
+    return {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}.get(
+        annotation, str(annotation)
+    )
 
 
 def _one_of(choices: list[str]) -> str:
@@ -150,5 +153,5 @@ def _from_plain(where: str, value: Any, annotation: Any) -> Any:
     tags = {choice.tag: choice for choice in choices}
     chosen = tags.get(value.get("type", ""))
     if chosen is None:
-        raise ExperimentError(f"{where} needs a \"type\", one of {', '.join(tags)}; got {value.get('type')!r}")
+        raise ExperimentError(f'{where} needs a "type", one of {", ".join(tags)}; got {value.get("type")!r}')
     return chosen.from_dict(value)

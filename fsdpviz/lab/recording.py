@@ -70,7 +70,7 @@ def mean_losses(about: Any) -> list[float]:
     ]
 
 
-def open(paths: str | Path | Sequence[str | Path], **options: Any) -> Recording:  # noqa: A001  # fsdpviz.open
+def open(paths: str | Path | Sequence[str | Path], **options: Any) -> Recording:  # fsdpviz.open
     """The recording in ``paths``: a trace, several, or a run folder. Raises TraceError, in one line.
 
     ``options`` are those of ``trace.open_trace``.

@@ -100,9 +100,7 @@ def _join(experiment: Experiment) -> Any:
 
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     if world_size != experiment.world_size:
-        raise ExperimentError(
-            f"the mesh needs {experiment.world_size} ranks and torchrun started {world_size}"
-        )
+        raise ExperimentError(f"the mesh needs {experiment.world_size} ranks and torchrun started {world_size}")
     device = _device(experiment, int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"]))
     if device.type == "cuda":
         torch.cuda.set_device(device)
@@ -124,9 +122,7 @@ def _device(experiment: Experiment, local_rank: int, local_world_size: int) -> A
     if experiment.device != "cpu" and gpus >= local_world_size:
         return torch.device("cuda", local_rank)
     if experiment.offload.pin_memory:
-        raise ExperimentError(
-            "pinned memory needs a CUDA device to copy to; there is none. Use pin_memory=None"
-        )
+        raise ExperimentError("pinned memory needs a CUDA device to copy to; there is none. Use pin_memory=None")
     if experiment.capture.memory_snapshot:
         raise ExperimentError("a memory snapshot is CUDA's allocator history; there is no CUDA device here")
     return torch.device("cpu")

@@ -24,7 +24,10 @@ LABELS = [
     ("FSDP::backward_prefetch for None", RangeLabel("FSDP", "backward_prefetch", ROOT)),
     ("FSDP::backward_prefetch for blocks.1, op_id = 3", RangeLabel("FSDP", "backward_prefetch", "blocks.1")),
     ("FSDP::root_pre_forward", RangeLabel("FSDP", "root_pre_forward", None)),
-    ("FSDP::post_backward_rs_wait (blocks.0, blocks.1)", RangeLabel("FSDP", "post_backward_rs_wait", "blocks.0, blocks.1")),
+    (
+        "FSDP::post_backward_rs_wait (blocks.0, blocks.1)",
+        RangeLabel("FSDP", "post_backward_rs_wait", "blocks.0, blocks.1"),
+    ),
     ("fsdpviz::all_gather ((root))", RangeLabel("fsdpviz", "all_gather", ROOT)),
     ("fsdpviz::forward", RangeLabel("fsdpviz", "forward", None)),
     ("aten::mm", None),
@@ -45,7 +48,13 @@ def test_labels_that_are_made_are_understood(unit: str) -> None:
 
 
 def test_numbers_are_written_with_units() -> None:
-    assert [format_ns(ns) for ns in (0, 999, 1500, 2_500_000, 12_345_678_901)] == ["0 ns", "999 ns", "1.5 µs", "2.5 ms", "12.3 s"]
+    assert [format_ns(ns) for ns in (0, 999, 1500, 2_500_000, 12_345_678_901)] == [
+        "0 ns",
+        "999 ns",
+        "1.5 µs",
+        "2.5 ms",
+        "12.3 s",
+    ]
     assert [format_memory(n) for n in (0, 1023, 1536, 3 << 30)] == ["0 B", "1023 B", "1.5 KiB", "3 GiB"]
     assert [format_payload(n) for n in (999, 1500, 2_000_000)] == ["999 B", "1.5 kB", "2 MB"]
 

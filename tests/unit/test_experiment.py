@@ -100,7 +100,10 @@ REFUSED: list[tuple[dict[str, object], str]] = [
     ({"engine": "fsdp1", "wrap": Wrap(policy="group", group_size=2)}, "one module"),
     ({"engine": "fsdp1", "offload": Offload(parameters=True)}, "pins"),
     ({"engine": "fsdp1", "precision": Precision(output="fp32")}, "output type"),
-    ({"engine": "fsdp1", "gradient": Gradient(predivide_factor=2.0), "mesh": Mesh(replicate=2, shard=2)}, "hook"),
+    (
+        {"engine": "fsdp1", "gradient": Gradient(predivide_factor=2.0), "mesh": Mesh(replicate=2, shard=2)},
+        "hook",
+    ),
     ({"engine": "fsdp1", "links": LINKS, "device": "cpu"}, "no hook"),
     ({"gradient": Gradient(predivide_factor=2.0)}, "splits the divisor itself"),
     ({"reshard_after_forward": 3, "mesh": FOUR}, "must divide"),
