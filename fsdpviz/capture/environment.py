@@ -35,9 +35,11 @@ def environment(experiment: Experiment, context: RankContext) -> dict[str, Any]:
         "threads_per_rank": torch.get_num_threads(),
     }
     if context.is_cuda:
+        from torch.cuda import nccl  # not in every build
+
         content |= {
             "cuda": torch.version.cuda,
-            "nccl": ".".join(str(part) for part in torch.cuda.nccl.version()),
+            "nccl": ".".join(str(part) for part in nccl.version()),
             "gpus": [_gpu(index) for index in range(torch.cuda.device_count())],
         }
     return content

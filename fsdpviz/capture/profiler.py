@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile
 
 from ..engine.protocol import RankContext
@@ -57,8 +57,7 @@ class StepProfiler:
 
 def _all_threads() -> Any:
     """The profiler sees worker threads, gloo's and the links', only with this; torch before 2.10 may lack an option."""
-    config = torch._C._profiler._ExperimentalConfig
     try:
-        return config(profile_all_threads=True, trace_only=True)
+        return _ExperimentalConfig(profile_all_threads=True, trace_only=True)
     except TypeError:
-        return config(profile_all_threads=True)
+        return _ExperimentalConfig(profile_all_threads=True)

@@ -8,6 +8,7 @@ from typing import cast
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from .dtypes import torch_dtype
@@ -40,7 +41,7 @@ class _Division:
     dtype: torch.dtype | None
 
 
-def dividing_all_reduce(division: _Division, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+def dividing_all_reduce(division: _Division, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """A bucket's sum over ranks, divided before and after, in the element type asked for. Collective."""
     gradient = bucket.buffer()
     payload = gradient.to(division.dtype or gradient.dtype) / division.before

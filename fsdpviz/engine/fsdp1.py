@@ -65,6 +65,7 @@ class Fsdp1(Engine):
         gradient = self.experiment.gradient
         if gradient.divide_factor is None and gradient.predivide_factor is None:
             return
+        assert model.process_group is not None  # FSDP1 made or took one
         state: Any = default_hooks.DefaultState(model.process_group)
         factor = gradient.divide_factor or self.context.world_size
         predivide = gradient.predivide_factor or state.gradient_predivide_factor

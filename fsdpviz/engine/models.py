@@ -166,7 +166,7 @@ def _user(spec: UserModel, pickled: bytes) -> Trainable:
     if not isinstance(module, nn.Module):
         raise FsdpvizError(f"the model {spec.target} must return an nn.Module; it returned {type(module).__name__}")
     make_batch: Any = getattr(module, "make_batch", None)
-    if not callable(make_batch):
+    if make_batch is None:
         raise FsdpvizError(
             f"the model {spec.target} needs make_batch(samples, sequence, generator) -> (inputs, targets); it has none"
         )

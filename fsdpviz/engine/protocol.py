@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import nn
@@ -61,7 +62,7 @@ class Engine(ABC):
         """Every parameter, whole and on the CPU, by its name in the unwrapped module. Collective over all ranks."""
         return {clean_name(name): _whole(parameter, self.context) for name, parameter in model.named_parameters()}
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  # most engines start none
         """Ends threads that the engine started."""
 
 
@@ -75,5 +76,6 @@ def clean_name(name: str) -> str:
 def _whole(parameter: torch.Tensor, context: RankContext) -> torch.Tensor:
     tensor = parameter.detach()
     if isinstance(tensor, DTensor):
-        tensor = tensor.to(context.device).full_tensor()  # offloaded shards are gathered on the device
+        on_device = cast(DTensor, tensor.to(context.device))  # offloaded shards are gathered on the device
+        tensor = on_device.full_tensor()
     return tensor.cpu().clone()

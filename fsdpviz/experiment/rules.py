@@ -101,8 +101,8 @@ def _sharding(e: Any) -> Iterator[Refusal]:
     if is_group and not (1 < reshard < e.mesh.shard and e.mesh.shard % reshard == 0):
         nearest = [d for d in range(2, e.mesh.shard) if e.mesh.shard % d == 0]
         yield (
-            "an integer reshard_after_forward must divide the shard group and be neither 1 (that is False) nor all of it "
-            f"(that is True); got {reshard} for {e.mesh.shard} ranks",
+            "an integer reshard_after_forward must divide the shard group and be neither 1 (that is False) "
+            f"nor all of it (that is True); got {reshard} for {e.mesh.shard} ranks",
             {"reshard_after_forward": min(nearest, key=lambda d: abs(d - reshard)) if nearest else True},
         )
     if e.engine in ("single", "ddp") and reshard is not True:
@@ -174,12 +174,14 @@ def _gradient(e: Any) -> Iterator[Refusal]:
         yield "engine 'single' reduces nothing, so it has nothing to divide", {"gradient": Gradient()}
     if e.engine == "fsdp2" and e.gradient.predivide_factor is not None:
         yield (
-            "FSDP2 splits the divisor itself (about √N before the sum for fp16, none for fp32 and bf16) and takes no predivide",
+            "FSDP2 splits the divisor itself (about √N before the sum for fp16, none for fp32 and bf16) "
+            "and takes no predivide",
             {"gradient": Gradient(divide_factor=e.gradient.divide_factor)},
         )
     if e.engine == "fsdp1" and e.gradient != Gradient() and (e.mesh.replicate > 1 or e.mesh.shard == 1):
         yield (
-            "FSDP1 takes gradient factors through its communication hook, which it allows for FULL_SHARD and SHARD_GRAD_OP only",
+            "FSDP1 takes gradient factors through its communication hook, "
+            "which it allows for FULL_SHARD and SHARD_GRAD_OP only",
             {"gradient": Gradient()},
         )
     if e.engine == "fsdp1" and e.gradient != Gradient() and e.precision.reduce is not None:
@@ -195,7 +197,8 @@ def _batch(e: Any) -> Iterator[Refusal]:
         per_step = ranks * microbatches
         nearest = max(per_step, round(e.data.batch_size / per_step) * per_step)
         yield (
-            f"the batch of a step must divide by ranks × microbatches = {ranks} × {microbatches}; got {e.data.batch_size}",
+            f"the batch of a step must divide by ranks × microbatches = {ranks} × {microbatches}; "
+            f"got {e.data.batch_size}",
             {"data": e.data.replace(batch_size=nearest)},
         )
     if microbatches == 1 and not e.accumulation.reduce_each:

@@ -22,6 +22,16 @@ from typing import Any
 
 from ..base.errors import RunFolderError
 
+# what a run leaves beside its ranks' folders; the last holds which of a node's ranks failed
+_OWN_FILES = (
+    "result.json",
+    "experiment.json",
+    "environment.json",
+    "model.cloudpickle",
+    "launcher.log",
+    "stop_request",
+    "failures*.json",
+)
 _RANK = re.compile(r"rank(\d{1,6})")
 
 
@@ -158,15 +168,9 @@ def _clear_for_reuse(path: Path, overwrite: bool) -> None:
     folder = RunFolder(path)
     for rank in list(folder.ranks()):
         shutil.rmtree(folder.rank(rank).path)
-    for name in (
-        "result.json",
-        "experiment.json",
-        "environment.json",
-        "model.cloudpickle",
-        "launcher.log",
-        "stop_request",
-    ):
-        (path / name).unlink(missing_ok=True)
+    for pattern in _OWN_FILES:
+        for file in path.glob(pattern):
+            file.unlink()
 
 
 def _cause(error: OSError) -> str:

@@ -35,7 +35,8 @@ def translate(strategy: object, experiment: Experiment) -> dict[str, Any]:
         return {"reshard_after_forward": name == "FULL_SHARD"}
     if mesh.replicate == 1 or mesh.shard == 1:
         raise ExperimentError(
-            f"{name} needs a mesh with replicas and shards; got {mesh.replicate} × {mesh.shard}. Use mesh=Mesh(replicate=2, shard=2)"
+            f"{name} needs a mesh with replicas and shards; got {mesh.replicate} × {mesh.shard}. "
+            "Use mesh=Mesh(replicate=2, shard=2)"
         )
     return {"reshard_after_forward": name == "HYBRID_SHARD"}
 

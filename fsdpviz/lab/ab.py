@@ -29,7 +29,8 @@ class Ab:
         """Both timelines on one time axis; ``options`` are those of ``view.compare_timeline``."""
         from ..view import compare_timeline
 
-        return compare_timeline(self.a, self.b, **({"names": (self.a.name, self.b.name)} | options))
+        options.setdefault("names", (self.a.name, self.b.name))
+        return compare_timeline(self.a, self.b, **options)
 
     def report(self) -> ComparisonTable:
         """The numbers of A, of B, and their ratio."""

@@ -82,11 +82,8 @@ def _run(folder: RunFolder, mine: RankFolder) -> None:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     context = _join(experiment)
-    try:
-        _train(folder, mine, experiment, context, status)
-    finally:
-        if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group()
+    _train(folder, mine, experiment, context, status)
+    torch.distributed.destroy_process_group()  # not after a failure: it would wait for the other ranks
     status.write(time=time.time(), stage="done")
 
 
@@ -195,4 +192,9 @@ def weights_sha256(model: Any) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if exit_code:
+        os._exit(exit_code)  # at once: an orderly exit would wait for collectives that never end
+    sys.exit(0)

@@ -140,7 +140,8 @@ ADAMW = {"optimizer": Optimizer(name="adamw", lr=1e-3)}
 def experiment(changes: dict[str, Any], world: int) -> Experiment:
     """BASE with ``changes``, on all of ``world`` ranks unless the mesh says otherwise."""
     mesh = Mesh(replicate=world) if changes.get("engine") == "ddp" else Mesh(shard=world)
-    return Experiment(**(BASE | {"mesh": mesh} | changes))
+    fields: dict[str, Any] = BASE | {"mesh": mesh} | changes
+    return Experiment(**fields)
 
 
 @dataclass(frozen=True)

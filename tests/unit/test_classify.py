@@ -1,0 +1,140 @@
+"""What a name is, era by era."""
+
+from __future__ import annotations
+
+import pytest
+
+from fsdpviz.base.kinds import Kind
+from fsdpviz.trace.classify import collective_in, device_kind, host_kind, is_cpu_work, link_kind
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclDevComm*, unsigned long, ncclWork*)", Kind.ALL_REDUCE),
+        ("ncclKernel_AllReduce_RING_LL_Sum_float(ncclWorkElem)", Kind.ALL_REDUCE),
+        ("ncclDevKernel_AllGather_RING_LL(ncclDevKernelArgsStorage<4096ul>)", Kind.ALL_GATHER),
+        (
+            "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL(ncclDevKernelArgs)",
+            Kind.REDUCE_SCATTER,
+        ),
+        ("ncclKernel_Broadcast_RING_LL_Sum_int8_t(ncclDevComm*, unsigned long, ncclWork*)", Kind.BROADCAST),
+        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", Kind.P2P),
+        ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", Kind.P2P),
+        (
+            "void (anonymous namespace)::multimem_all_reduce_kernel<c10::Half, 1>(c10::Half*)",
+            Kind.ALL_REDUCE,
+        ),
+        ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData*)", Kind.ALL_REDUCE),
+        ("void one_shot_all_reduce_kernel<float>(float*)", Kind.ALL_REDUCE),
+        # a kernel of synchronised batch norm works; so does one that reduces on its own device
+        ("void at::native::batch_norm_backward_reduce_kernel<float, SyncBatchNorm>(float*)", Kind.COMPUTE),
+        ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>(float*)", Kind.COMPUTE),
+        ("void cudnn::ops::nchwToNhwcKernel<float>(float*)", Kind.COMPUTE),
+        ("triton_poi_fused_all_gather_into_tensor_cat_0", Kind.COMPUTE),
+        ("void cross_entropy_forward<float>(float*)", Kind.COMPUTE),
+        ("void at::native::gather_scatter_kernel<long>(long*)", Kind.COMPUTE),
+    ],
+)
+def test_kernels_by_name(name: str, kind: Kind) -> None:
+    assert device_kind("kernel", name, "", "") is kind
+
+
+def test_the_parent_beats_the_argument_and_the_argument_the_name() -> None:
+    name = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)"
+    assert device_kind("kernel", name, "", "") is Kind.P2P
+    assert device_kind("kernel", name, "allreduce", "") is Kind.ALL_REDUCE
+    assert device_kind("kernel", name, "allreduce", "nccl:all_to_all") is Kind.ALL_TO_ALL
+    # a parent that names no collective decides nothing
+    assert device_kind("kernel", name, "", "nccl:coalesced") is Kind.P2P
+    # and a collective parent makes no collective of an ordinary kernel
+    assert device_kind("kernel", "void at::native::cat_kernel()", "", "c10d::allgather_") is Kind.COMPUTE
+
+
+@pytest.mark.parametrize(
+    ("category", "name", "parent", "kind"),
+    [
+        ("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", "", Kind.H2D),
+        ("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", "", Kind.H2D),
+        ("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", "", Kind.D2H),
+        ("gpu_memcpy", "Memcpy DtoD (Device -> Device)", "nccl:all_gather", Kind.D2D),
+        ("gpu_memcpy", "Memcpy PtoP (Device -> Device)", "", Kind.P2P),
+        ("gpu_memcpy", "Memcpy PtoP (Device -> Device)", "c10d::_allgather_base_", Kind.ALL_GATHER),
+        ("gpu_memcpy", "CopyHostToDevice", "", Kind.H2D),  # ROCm
+        ("gpu_memset", "Memset (Device)", "", Kind.MEMSET),
+    ],
+)
+def test_copies(category: str, name: str, parent: str, kind: Kind) -> None:
+    assert device_kind(category, name, "", parent) is kind
+
+
+@pytest.mark.parametrize(
+    ("category", "name", "kind"),
+    [
+        ("cuda_sync", "Stream Wait Event", Kind.WAIT),
+        ("cuda_sync", "Context Sync", Kind.WAIT),
+        ("gpu_user_annotation", "nccl:all_reduce", Kind.ANNOTATION),
+        ("user_annotation", "ProfilerStep#4", Kind.ANNOTATION),
+        ("user_annotation", "FSDP::pre_forward (layers.0)", Kind.ANNOTATION),
+        ("user_annotation", "gloo:barrier", Kind.WAIT),
+        ("cpu_op", "_c10d_functional::wait_tensor", Kind.WAIT),
+        ("cpu_op", "aten::mm", Kind.HOST),
+        ("cuda_runtime", "cudaStreamWaitEvent", Kind.HOST),
+        ("cuda_driver", "cuLaunchKernel", Kind.HOST),
+        ("python_function", "train.py(3): step", Kind.HOST),
+        ("overhead", "Activity Buffer Request", Kind.HOST),
+        ("telepathy", "aten::mm", None),
+    ],
+)
+def test_host_spans(category: str, name: str, kind: Kind | None) -> None:
+    assert host_kind(category, name) is kind
+
+
+@pytest.mark.parametrize(
+    ("name", "works"),
+    [
+        ("aten::mm", True),
+        ("fsdp::all_gather_copy_in", True),
+        ("fsdp::split_with_sizes_copy", True),
+        ("fsdp::chunk_cat", True),
+        ("mkldnn::linear", True),
+        ("c10d::_allgather_base_", False),
+        ("_c10d_functional::all_reduce", False),
+        ("autograd::engine::evaluate_function: AddmmBackward0", False),
+        ("torch::autograd::AccumulateGrad", False),
+        ("AddmmBackward0", False),
+        ("PythonSubclass", False),
+    ],
+)
+def test_work_on_the_cpu(name: str, works: bool) -> None:
+    assert is_cpu_work("cpu_op", name) is works
+    assert not is_cpu_work("user_annotation", name)
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("_allgather_base", Kind.ALL_GATHER),
+        ("nccl:_all_gather_base", Kind.ALL_GATHER),
+        ("c10d::allgather_into_tensor_coalesced_", Kind.ALL_GATHER),
+        ("c10d::_reduce_scatter_base_", Kind.REDUCE_SCATTER),
+        ("c10d::alltoall_base_", Kind.ALL_TO_ALL),
+        ("nccl:all_to_all", Kind.ALL_TO_ALL),
+        ("c10d::allreduce_", Kind.ALL_REDUCE),
+        ("all_reduce_barrier", Kind.ALL_REDUCE),
+        ("c10d::broadcast_", Kind.BROADCAST),
+        ("c10d::recv_", Kind.P2P),
+        ("record_param_comms", None),
+        ("c10d::barrier", None),
+    ],
+)
+def test_collectives_in_any_spelling(text: str, kind: Kind | None) -> None:
+    assert collective_in(text) is kind
+
+
+def test_emulated_links() -> None:
+    assert link_kind("fsdpviz::all_gather (blocks.3)") is Kind.ALL_GATHER
+    assert link_kind("fsdpviz::reduce_scatter ()") is Kind.REDUCE_SCATTER
+    assert link_kind("fsdpviz::h2d (blocks.3)") is Kind.H2D
+    assert link_kind("fsdpviz::forward (blocks.3)") is None
+    assert link_kind("FSDP::all_gather (blocks.3)") is None

@@ -1,0 +1,363 @@
+"""Where a step's time goes: by hand on six spans, and by an independent sweep over a real recording."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from decimal import Decimal
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from make_trace import GPU, KINETO, WORKER, launched, mark, op, span, write, write_trace
+
+from fsdpviz.analysis import Measures, StepBreakdown, compare, report
+from fsdpviz.analysis.intervals import total
+from fsdpviz.base.errors import TraceError
+from fsdpviz.base.kinds import COMMUNICATION, COMPUTATION, COPIES, Kind
+from fsdpviz.base.provenance import Provenance
+from fsdpviz.trace import Trace, open_trace
+from fsdpviz.trace.table import LANE_SCHEMA, SPAN_SCHEMA, STEP_SCHEMA
+
+recordings = pytest.mark.skipif(not KINETO.is_dir(), reason="the shared recordings are not here")
+
+
+def made(
+    spans: Sequence[tuple[Kind, int, int]], steps: Sequence[tuple[int, int, int]] = (), about: Any = None, rank: int = 0
+) -> Trace:
+    """A trace of one rank from (kind, start, end) and (step, start, end), in ns."""
+    rows = [
+        {"rank": rank, "lane": 0, "start_ns": start, "duration_ns": end - start, "name": kind, "kind": kind.value}
+        for kind, start, end in spans
+    ]
+    return Trace(
+        spans=pl.DataFrame(rows, schema=SPAN_SCHEMA),
+        lanes=pl.DataFrame([{"rank": rank, "lane": 0, "is_device": False}], schema=LANE_SCHEMA),
+        steps=pl.DataFrame([(rank, *step) for step in steps], schema=STEP_SCHEMA, orient="row"),
+        provenance=Provenance.SIMULATED,
+        about=about or {},
+    )
+
+
+# 0         10        20        30        40        50
+# compute   |=========|         |====|                      10–20, 30–35
+# gather         |=========|                                15–25
+# reduce                                  |====|            40–45
+# copy                   |=========|           |====|       23–33, 45–50
+# optimizer                                  |==|           43–46
+# host and annotation cover everything and count for nothing
+SIX = [
+    (Kind.COMPUTE, 10, 20),
+    (Kind.COMPUTE, 30, 35),
+    (Kind.ALL_GATHER, 15, 25),
+    (Kind.REDUCE_SCATTER, 40, 45),
+    (Kind.H2D, 23, 33),
+    (Kind.D2H, 45, 50),
+    (Kind.OPTIMIZER, 43, 46),
+    (Kind.HOST, 0, 100),
+    (Kind.ANNOTATION, 0, 100),
+    (Kind.WAIT, 0, 100),
+]
+
+
+def test_six_spans_by_hand() -> None:
+    row = report(made(SIX)).rows[0]
+    # compute 10 + 5 + 3; gather 15–25 is hidden in 15–20, reduce 40–45 in 43–45
+    # copies: 23–33 is exposed in 25–30, 45–50 in 46–50; idle 35–40
+    assert row == StepBreakdown(
+        rank=0,
+        step=None,
+        span_ns=40,
+        compute_ns=18,
+        comm_ns=15,
+        exposed_comm_ns=8,
+        copy_ns=15,
+        exposed_copy_ns=9,
+        idle_ns=5,
+        overlap_frac=7 / 15,
+    )
+    assert {name: intervals.tolist() for name, intervals in row.intervals.items()} == {
+        "compute": [[10, 20], [30, 35], [43, 46]],
+        "comm": [[15, 25], [40, 45]],
+        "exposed_comm": [[20, 25], [40, 43]],
+        "copy": [[23, 33], [45, 50]],
+        "exposed_copy": [[25, 30], [46, 50]],
+        "idle": [[35, 40]],
+    }
+
+
+def test_steps_on_the_host_clip_what_crosses_them() -> None:
+    rows = report(made(SIX, steps=[(3, 0, 18), (4, 18, 32)])).rows
+    assert [(row.step, row.span_ns, row.compute_ns, row.comm_ns, row.idle_ns) for row in rows] == [
+        (3, 18, 8, 3, 10),  # the gather's 15–18 lies in compute
+        (4, 14, 4, 7, 0),  # 18–20 compute, 20–25 gather, 25–30 copy, 30–32 compute
+    ]
+
+
+def test_steps_that_overlap_are_not_counted_twice() -> None:
+    rows = report(made(SIX, steps=[(1, 10, 30), (2, 25, 50)])).rows
+    assert [(row.start_ns, row.span_ns) for row in rows] == [(10, 20), (30, 20)]
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([*COMPUTATION, *COMMUNICATION, *COPIES, Kind.WAIT]), st.integers(0, 60), st.integers(0, 20)
+        ),
+        max_size=15,
+    ),
+    st.integers(0, 70),
+    st.integers(0, 70),
+)
+def test_the_parts_add_up_to_the_span(spans: list[tuple[Kind, int, int]], start: int, length: int) -> None:
+    trace = made([(kind, at, at + duration) for kind, at, duration in spans], steps=[(1, start, start + length)])
+    for row in report(trace).rows:
+        assert row.span_ns == length
+        check_parts(row)
+        assert [total(row.intervals[name.removesuffix("_ns")]) for name in PARTS] == [getattr(row, n) for n in PARTS]
+
+
+PARTS = ("compute_ns", "comm_ns", "exposed_comm_ns", "copy_ns", "exposed_copy_ns", "idle_ns")
+
+
+def check_parts(row: StepBreakdown) -> None:
+    assert row.span_ns == row.compute_ns + row.exposed_comm_ns + row.exposed_copy_ns + row.idle_ns
+    assert 0 <= row.exposed_comm_ns <= row.comm_ns
+    assert 0 <= row.exposed_copy_ns <= row.copy_ns
+    assert (row.overlap_frac is None) == (row.comm_ns == 0)
+
+
+def test_the_check_of_the_parts_can_fail() -> None:
+    with pytest.raises(AssertionError):
+        check_parts(replace(report(made(SIX)).rows[0], idle_ns=6))
+
+
+def test_no_communication_has_no_overlap() -> None:
+    assert report(made([(Kind.COMPUTE, 0, 5)])).rows[0].overlap_frac is None
+
+
+def test_a_trace_without_work_has_no_rows() -> None:
+    found = report(made([(Kind.HOST, 0, 5)]))
+    assert found.rows == ()
+    assert found.mean() is None
+    assert found.measures == Measures(None, None, None, None, None, None, None)
+    assert len(found.frame()) == 0
+
+
+# -- devices
+
+
+def test_a_device_step_begins_with_its_first_work_and_ends_with_the_next_ones(tmp_path: Path) -> None:
+    """Step 1 is launched by 10 µs and runs 100–150; step 2 is launched by 20 and runs 160–200.
+
+    The reduce of step 1 runs on until 170 on its own stream: to 160 it is step 1's, from there step 2's.
+    """
+    events = [
+        mark("ProfilerStep#1", 0, 10),
+        mark("ProfilerStep#2", 10, 10),
+        *launched("kernel", "mm", 2, 100, 50, correlation=1),
+        *launched("kernel", "ncclDevKernel_AllReduce()", 5, 140, 30, correlation=2, stream=20),
+        *launched("kernel", "mm", 12, 160, 40, correlation=3),
+        *launched("kernel", "before", 30, 300, 9, correlation=4),  # launched after the last step
+    ]
+    rows = report(open_trace(write_trace(tmp_path / "rank0.json", events))).rows
+    assert [(row.step, row.span_ns, row.compute_ns, row.comm_ns, row.exposed_comm_ns) for row in rows] == [
+        (1, 60_000, 50_000, 20_000, 10_000),
+        (2, 40_000, 40_000, 10_000, 0),
+    ]
+
+
+def test_a_device_without_launches_has_steps_by_time(tmp_path: Path) -> None:
+    events = [mark("ProfilerStep#1", 0, 10), span("kernel", "mm", 5, 3, process=GPU, thread=7, correlation=1)]
+    rows = report(open_trace(write_trace(tmp_path / "rank0.json", events))).rows
+    assert [(row.step, row.span_ns, row.compute_ns) for row in rows] == [(1, 10_000, 3_000)]
+
+
+# -- the report as a value
+
+
+def test_frame_dict_and_rows() -> None:
+    found = report(made(SIX, steps=[(3, 0, 18), (4, 18, 32)]))
+    frame = found.frame()
+    assert frame.columns == [
+        "rank",
+        "step",
+        "span_ns",
+        "compute_ns",
+        "comm_ns",
+        "exposed_comm_ns",
+        "copy_ns",
+        "exposed_copy_ns",
+        "idle_ns",
+        "overlap_frac",
+    ]
+    plain = json.loads(json.dumps(found.to_dict()))
+    assert plain["provenance"] == "simulated"
+    assert plain["breakdown"] == frame.to_dicts()
+    mean = found.mean()
+    assert mean is not None
+    assert mean.span_ms == pytest.approx((18 + 14) / 2 / 1e6)
+    assert mean.overlap_frac == pytest.approx((3 / 3 + 2 / 7) / 2)
+    assert found.intervals(0, 4)["idle"].tolist() == []
+    with pytest.raises(TraceError, match="no rank 1, step 4"):
+        found.row(1, 4)
+
+
+def metrics(step_ns: Sequence[int], losses: Sequence[float], samples: int = 8) -> list[dict[str, Any]]:
+    return [
+        {"step": step, "measured": step > 0, "step_ns": time, "loss": loss, "samples": samples}
+        for step, (time, loss) in enumerate(zip(step_ns, losses, strict=True))
+    ]
+
+
+def test_the_five_measures() -> None:
+    about = {
+        # warm-up is step 0; the slowest rank takes 4, 6 and 2 ms
+        "metrics": {
+            "0": metrics([9_000_000, 4_000_000, 5_000_000, 2_000_000], [3, 2, 1, 0]),
+            "1": metrics([9_000_000, 3_000_000, 6_000_000, 1_000_000], [3, 2, 1, 0]),
+        },
+        "memory": {"0": {"peak_device_bytes": 10, "peak_host_bytes": None}, "1": {"peak_device_bytes": 30}},
+    }
+    found = report(made(SIX, steps=[(3, 0, 18), (4, 18, 50)], about=about)).measures
+    assert found == Measures(
+        step_ms=4.0,
+        samples_per_s=2000.0,  # 8 samples in 4 ms
+        peak_device_bytes=30,
+        peak_host_bytes=None,
+        all_gather_ms=(3 + 7) / 2 / 1e6,
+        h2d_ms=(0 + 10) / 2 / 1e6,
+        d2h_ms=(0 + 5) / 2 / 1e6,
+    )
+
+
+def test_steps_stand_in_for_metrics() -> None:
+    found = report(made(SIX, steps=[(3, 0, 18), (4, 18, 50)])).measures
+    assert found.step_ms == pytest.approx((18 + 32) / 2 / 1e6)
+    assert found.samples_per_s is None
+
+
+# -- comparing
+
+
+def test_compare_by_hand() -> None:
+    about_a = {"metrics": {"0": metrics([4, 4, 4], [3.0, 2.0, 1.0])}}
+    about_b = {"metrics": {"0": metrics([2, 2, 2], [3.0, 2.25, 1.0])}}
+    hidden = [(kind, start, end) for kind, start, end in SIX if kind is not Kind.REDUCE_SCATTER]
+    found = compare(made(SIX, about=about_a), made(hidden, about=about_b))
+    assert found.ratios["step_ms"] == 0.5
+    assert found.ratios["samples_per_s"] == 2.0
+    assert found.ratios["exposed_comm_ms"] == pytest.approx(5 / 8)
+    assert found.ratios["peak_device_bytes"] is None
+    assert found.max_loss_difference == 0.25
+    assert found.losses_are_equal is False
+    assert (found.all_gathers_a.count_per_step, found.all_gathers_a.bytes_per_step) == (1.0, None)
+    same = compare(made(SIX, about=about_a), made(SIX, about=about_a))
+    assert same.losses_are_equal is True
+    assert set(same.ratios.values()) <= {1.0, None}
+    assert json.loads(json.dumps(same.to_dict()))["max_loss_difference"] == 0.0
+    assert compare(made(SIX), made(SIX)).losses_are_equal is None
+
+
+def test_gathers_a_step(tmp_path: Path) -> None:
+    dims = {"Input Dims": [[20]], "Input type": ["float"]}
+    events: list[dict[str, Any]] = [op("aten::mm", 0, 1), mark("ProfilerStep#1", 0, 50), mark("ProfilerStep#2", 50, 50)]
+    for start in (1, 10, 60, 70):
+        issuer = {"Input Dims": [[80], [20]], "Input type": ["float", "float"]}
+        events.append(op("c10d::_allgather_base_", start, 1, **issuer))
+        events.append(mark("gloo:all_gather", start + 1, 5, thread=WORKER, **dims))
+    write_trace(tmp_path / "run/rank0/trace.json.gz", events)
+    write(tmp_path / "run/experiment.json", {})
+    trace = open_trace(tmp_path / "run")
+    found = compare(trace, trace).all_gathers_b
+    assert (found.count_per_step, found.bytes_per_step) == (2.0, 640.0)
+
+
+# -- real recordings
+
+
+@recordings
+def test_the_parts_add_up_on_every_recording() -> None:
+    seen = 0
+    for path in sorted(KINETO.rglob("*.json.gz")):
+        for row in report(open_trace(path)).rows:
+            check_parts(row)
+            seen += 1
+    assert seen > 40
+
+
+def sweep(events: list[tuple[int, int, str]], start: int, end: int) -> dict[str, int]:
+    """ns of each state, by walking over all edges and counting what is open: nothing of ours is used."""
+    edges = sorted({start, end, *(t for s, e, _ in events for t in (s, e) if start < t < end)})
+    opened: dict[int, list[str]] = {}
+    closed: dict[int, list[str]] = {}
+    for first, last, kind in events:
+        first, last = max(first, start), min(last, end)
+        if last > first:
+            opened.setdefault(first, []).append(kind)
+            closed.setdefault(last, []).append(kind)
+    depth = {"compute": 0, "comm": 0, "copy": 0}
+    found: dict[str, int] = dict.fromkeys((*(name.removesuffix("_ns") for name in PARTS), "overlap"), 0)
+    for here, there in pairwise(edges):
+        for kind in opened.get(here, ()):
+            depth[kind] += 1
+        for kind in closed.get(here, ()):
+            depth[kind] -= 1
+        compute, comm, copy = (depth[kind] > 0 for kind in ("compute", "comm", "copy"))
+        found["compute"] += (there - here) * compute
+        found["comm"] += (there - here) * comm
+        found["overlap"] += (there - here) * (comm and compute)
+        found["exposed_comm"] += (there - here) * (comm and not compute)
+        found["copy"] += (there - here) * copy
+        found["exposed_copy"] += (there - here) * (copy and not comm and not compute)
+        found["idle"] += (there - here) * (not (compute or comm or copy))
+    return found
+
+
+@recordings
+@pytest.mark.parametrize("name", ["ddp_2xA100_rank0", "dlrm_8xV100_rank1"])
+def test_a_real_recording_against_an_independent_sweep(name: str) -> None:
+    path = KINETO / f"{name}.json.gz"
+    raw = json.loads(gzip.decompress(path.read_bytes()), parse_float=Decimal)
+    base = raw.get("baseTimeNanoseconds", 0)
+
+    def times(event: dict[str, Any]) -> tuple[int, int]:
+        start = int(Decimal(event["ts"]) * 1000) + base
+        return start, start + int(Decimal(event["dur"]) * 1000)
+
+    spans = [event for event in raw["traceEvents"] if event.get("ph") == "X"]
+    steps = {int(e["name"][13:]): times(e) for e in spans if e["name"].startswith("ProfilerStep#")}
+    launches = {e["args"]["correlation"]: times(e)[0] for e in spans if e["cat"] == "cuda_runtime"}
+    work: list[tuple[int, int, str]] = []
+    begins: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    for event in spans:
+        if event["cat"] not in ("kernel", "gpu_memcpy", "gpu_memset"):
+            continue
+        kind = "copy" if event["cat"] != "kernel" else "comm" if "nccl" in event["name"] else "compute"
+        start, end = times(event)
+        work.append((start, end, kind))
+        launch = launches.get(event["args"]["correlation"], -1)  # some launches lie before the recording
+        step = next((n for n, (first, last) in steps.items() if first <= launch < last), None)
+        if step is not None:
+            begins[step] = min(begins.get(step, start), start)
+            ends[step] = max(ends.get(step, end), end)
+    order = sorted(begins)
+    found = {row.step: row for row in report(open_trace(path)).rows}
+    assert sorted(found) == order  # type: ignore[type-var]
+    for step in order:
+        start = begins[step]
+        end = begins[step + 1] if step + 1 in begins else ends[step]
+        expected = sweep(work, start, end)
+        row = found[step]
+        assert (row.start_ns, row.span_ns) == (start, end - start)
+        assert {name: getattr(row, f"{name}_ns") for name in expected if name != "overlap"} == {
+            name: value for name, value in expected.items() if name != "overlap"
+        }
+        assert row.overlap_frac == expected["overlap"] / expected["comm"]
