@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import polars  # noqa: F401  # sets an environment variable of its own when it is first imported
 import pytest
 from leftovers import Snapshot
 

@@ -81,8 +81,7 @@ class Report:
         overlaps = [row.overlap_frac for row in self.rows if row.overlap_frac is not None]
         names = [name for name in _COLUMNS if name.endswith("_ns")]
         means = {
-            name.replace("_ns", "_ms"): fmean(getattr(row, name) for row in self.rows) / NS_PER_MS
-            for name in names
+            name.replace("_ns", "_ms"): fmean(getattr(row, name) for row in self.rows) / NS_PER_MS for name in names
         }
         return Mean(**means, overlap_frac=fmean(overlaps) if overlaps else None)
 
@@ -91,9 +90,7 @@ class Report:
         found = next((row for row in self.rows if (row.rank, row.step) == (rank, step)), None)
         if found is None:
             known = ", ".join(f"({row.rank}, {row.step})" for row in self.rows[:20])
-            raise TraceError(
-                f"the report has no rank {rank}, step {step}; it has (rank, step) {known or 'none'}"
-            )
+            raise TraceError(f"the report has no rank {rank}, step {step}; it has (rank, step) {known or 'none'}")
         return found
 
     def intervals(self, rank: int, step: int | None = None) -> Mapping[str, Intervals]:

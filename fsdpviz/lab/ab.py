@@ -36,7 +36,7 @@ class Ab:
         """The numbers of A, of B, and their ratio."""
         from ..view import ComparisonTable
 
-        return ComparisonTable(self.comparison)
+        return ComparisonTable(self.comparison, (self.a.name, self.b.name))
 
     def _repr_html_(self) -> str:
         return self.report()._repr_html_()

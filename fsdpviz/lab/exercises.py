@@ -50,7 +50,9 @@ class Prediction:
         if isinstance(self.guess, EllipsisType):
             return Verdict(None, f"{self.question} It was {measured:.2f}{unit}; you made no guess.")
         off = abs(self.guess - measured)
-        return Verdict(True, f"{self.question} You said {self.guess:.2f}{unit}, it was {measured:.2f}{unit}: off by {off:.2f}.")
+        return Verdict(
+            True, f"{self.question} You said {self.guess:.2f}{unit}, it was {measured:.2f}{unit}: off by {off:.2f}."
+        )
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ def never_hidden(run: Recording) -> Exercise:
         question="Which unit's all-gather in forward can no prefetch hide?",
         expected=str(first),
         hint="Look for a gather with no compute above it. What could have run at that time?",
-        why=f"It is the first of the step: {exposed[first]:.0%} of it was exposed, because there was nothing to compute yet.",
+        why=f"It is the first of the step: {exposed[first]:.0%} of it was exposed, with nothing to compute yet.",
     )
 
 

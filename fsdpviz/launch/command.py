@@ -50,9 +50,7 @@ def torchrun_command(python: str, folder: RunFolder, request: LaunchRequest) -> 
 
 def failures_path(folder: RunFolder, request: LaunchRequest) -> Path:
     """Where this node's torchrun writes which of its ranks failed; nodes may share one folder."""
-    return folder.path / (
-        "failures.json" if request.node_rank == 0 else f"failures.node{request.node_rank}.json"
-    )
+    return folder.path / ("failures.json" if request.node_rank == 0 else f"failures.node{request.node_rank}.json")
 
 
 def _rendezvous(request: LaunchRequest) -> list[str]:

@@ -30,13 +30,9 @@ class LaunchRequest:
 
     def __post_init__(self) -> None:
         if self.processes_per_node < 1:
-            raise LaunchError(
-                f"a node runs at least one rank; got processes_per_node={self.processes_per_node}"
-            )
+            raise LaunchError(f"a node runs at least one rank; got processes_per_node={self.processes_per_node}")
         if not (self.timeout_s > 0 and math.isfinite(self.timeout_s)):
-            raise LaunchError(
-                f"a run needs a timeout above 0 s; got timeout_s={self.timeout_s}. Say timeout_s=600"
-            )
+            raise LaunchError(f"a run needs a timeout above 0 s; got timeout_s={self.timeout_s}. Say timeout_s=600")
         if self.nodes < 1:
             raise LaunchError(f"a run needs at least one node; got nodes={self.nodes}")
         if not 0 <= self.node_rank < self.nodes:

@@ -28,9 +28,7 @@ class Collective:
     is_done: bool
 
     def __str__(self) -> str:
-        return (
-            f"{self.name} #{self.number} of {self.group} {'completed' if self.is_done else 'not completed'}"
-        )
+        return f"{self.name} #{self.number} of {self.group} {'completed' if self.is_done else 'not completed'}"
 
 
 @dataclass(frozen=True)
@@ -107,9 +105,7 @@ def _members(group: str, records: Mapping[int, FlightRecord]) -> set[int]:
     return {rank for record in records.values() for rank in (record.members or {}).get(group, ())}
 
 
-def _describe_group(
-    group: str, newest: Mapping[int, Collective | None], records: Mapping[int, FlightRecord]
-) -> str:
+def _describe_group(group: str, newest: Mapping[int, Collective | None], records: Mapping[int, FlightRecord]) -> str:
     reached = {rank: collective.number if collective else 0 for rank, collective in newest.items()}
     behind = min(reached.values())
     ahead = [rank for rank in reached if reached[rank] > behind]
@@ -118,21 +114,12 @@ def _describe_group(
         entered = records[ahead[0]].get(group, behind + 1)
         name = entered.name if entered else "collective"
         last = newest[lagging[0]]
-        did = (
-            f"{'it' if len(lagging) == 1 else 'they'} last did {last.name} #{behind}"
-            if last
-            else "it did none there"
-        )
-        return (
-            f"{_name_ranks(ahead)} entered {name} #{behind + 1} of {group}; "
-            f"{_name_ranks(lagging)} did not ({did})"
-        )
+        did = f"{'it' if len(lagging) == 1 else 'they'} last did {last.name} #{behind}" if last else "it did none there"
+        return f"{_name_ranks(ahead)} entered {name} #{behind + 1} of {group}; {_name_ranks(lagging)} did not ({did})"
     names = {collective.name for collective in newest.values() if collective}
     if len(names) > 1:
         each = ", ".join(f"rank {rank} {c.name}" for rank, c in newest.items() if c)
-        return (
-            f"ranks differ at #{behind} of {group}: {each}; all must issue the same collectives in one order"
-        )
+        return f"ranks differ at #{behind} of {group}: {each}; all must issue the same collectives in one order"
     waiting = [rank for rank, collective in newest.items() if collective and not collective.is_done]
     if waiting:
         return f"{_name_ranks(waiting)} entered {names.pop()} #{behind} of {group} and did not complete it"

@@ -35,9 +35,7 @@ class Supervisor:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         environment = os.environ | {SUPERVISOR_VARIABLE: identity_of(os.getpid())}
-        self._command = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True
-        )
+        self._command = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
         self._status: int | None = None
 
     def run(self) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -39,6 +40,7 @@ class Attribution:
     """
 
     units: Windows[str]
+    issuers: Windows[str]  # the units that issue collectives: FSDP's own ranges only
     phases: Windows[Phase | None]  # None: a range that is known to be neither forward nor backward
     optimizer: Windows[str]
     steps: Windows[int]
@@ -60,15 +62,21 @@ def attribution(ranges: Sequence[Range]) -> Attribution:
     phases += [(*window[:3], Phase.BACKWARD) for window in backward]
     is_backward = Windows([window for window in phases if window[3] is Phase.BACKWARD])
     phases += _forward_or_recompute(forward, is_backward)
-    own = [(*item[:3], label.unit) for item, label in labelled if label.unit is not None]
+    of_fsdp = [(item, label) for item, label in labelled if label.family == "FSDP"]
     steps = {int(match[1]): item for item in ordered if (match := _STEP.match(item[3]))}
     return Attribution(
-        units=Windows([*forward, *backward, *own]),
+        units=Windows([*forward, *backward, *_own_windows(labelled)]),
+        # around a block lie other units' collectives too: DDP's buckets, FSDP1's gathers before and after it
+        issuers=Windows([*chain(*_unit_windows(of_fsdp)), *_own_windows(of_fsdp)]),
         phases=Windows(phases),
         optimizer=Windows([item for item in ordered if _steps_optimizer(item[3], labels[item[3]])]),
         steps=Windows([(0, item[1], item[2], step) for step, item in steps.items()]),
         has_loop_ranges=any(label.family == "fsdpviz" and label.phase in _LOOP_PHASES for _, label in labelled),
     )
+
+
+def _own_windows(labelled: Sequence[tuple[Range, RangeLabel]]) -> list[tuple[int, int, int, str]]:
+    return [(*item[:3], label.unit) for item, label in labelled if label.unit is not None]
 
 
 def _steps_optimizer(name: str, label: RangeLabel | None) -> bool:

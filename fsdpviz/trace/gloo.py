@@ -90,19 +90,21 @@ def _overlap(first: Span, second: Span) -> bool:
     return first.start_ns < second.end_ns and second.start_ns < first.end_ns
 
 
-def payload_bytes(kind: Kind, issuer: Tensors | None, own: Tensors | None) -> int | None:
+def payload_bytes(kind: Kind, issuer: Tensors | None, own: Tensors | None, group_size: int | None) -> int | None:
     """The full size of what a collective carries; None where the file does not say.
 
-    An all-gather's own range shows its input only, a shard: its full size needs the issuing operator.
+    An all-gather's own range shows its input only, a shard. The operator that issued it shows the output too,
+    unless that is a list of tensors; then the shard times ``group_size`` is the whole.
     """
-    item_bytes = next((tensors.item_bytes for tensors in (issuer, own) if tensors and tensors.item_bytes), None)
+    known = [tensors for tensors in (issuer, own) if tensors and tensors.elements]
+    item_bytes = next((tensors.item_bytes for tensors in known if tensors.item_bytes), None)
     if item_bytes is None:
         return None
-    if issuer and issuer.elements:
-        return max(issuer.elements) * item_bytes
-    if own and own.elements and kind is not Kind.ALL_GATHER:
+    if kind not in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER) or len(known[0].elements) > 1:
+        return max(known[0].elements) * item_bytes
+    if kind is Kind.REDUCE_SCATTER and own and own.elements:
         return max(own.elements) * item_bytes
-    return None
+    return max(known[0].elements) * item_bytes * group_size if group_size else None
 
 
 def named_collective(name: str) -> Kind | None:

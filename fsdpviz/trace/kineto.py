@@ -133,6 +133,16 @@ class Recording:
         rank = info.get("rank") if isinstance(info, dict) else None
         return rank if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < 2**31 else None
 
+    @property
+    def group_size(self) -> int | None:
+        """Ranks in each process group that communicates, where the file knows one such size."""
+        info = self.header.get("distributedInfo")
+        groups = info.get("pg_config") if isinstance(info, dict) else None
+        if not isinstance(groups, list):
+            return None
+        sizes = {_integer(group.get("pg_size")) for group in groups if isinstance(group, dict)} - {None, 1}
+        return sizes.pop() if len(sizes) == 1 else None
+
 
 def read_recording(path: Path) -> Recording:
     """The events of one Kineto JSON file, gzipped or not.

@@ -23,7 +23,7 @@ from .classify import (
     is_optimizer_kernel,
     link_kind,
 )
-from .kineto import Recording
+from .kineto import Recording, Tensors
 from .lanes import lane_table, main_lane
 from .table import KIND, SPAN_SCHEMA, STEP_SCHEMA, Note
 from .windows import Windows, depths, holds_any, outermost
@@ -130,6 +130,7 @@ class _Rank:
         else:
             self._decide_cpu_work()
         self._decide_optimizer_and_forward()
+        self._decide_units_of_collectives()
         return self._assembled(lane_names)
 
     def _decide_by_name(self) -> None:
@@ -205,10 +206,9 @@ class _Rank:
             issuer = operators.get(issuer_of.get(span.row, -1))
             kind = kinds[span.row] = issuer.kind if issuer else span.kind
             self.kind[span.row] = kind.value
-            size = gloo.payload_bytes(kind, issuer.tensors if issuer else None, span.tensors)
-            self._set_bytes(span.row, size)
+            self._set_bytes(span.row, self._payload_bytes(kind, issuer.tensors if issuer else None, span.tensors))
             if issuer:
-                for column in (self.unit, self.phase, self.step):
+                for column in (self.phase, self.step, self.point_lane, self.point_ns):
                     column[span.row] = column[issuer.row]
             self._take_phase_from_main(span.row)
         unmatched = [span.row for span in ranges if span.row not in issuer_of]
@@ -246,6 +246,9 @@ class _Rank:
             at = self.windows.phases.names_at(np.array([self.main]), self.start_ns[row : row + 1])
             self.phase[row] = at[0]
 
+    def _payload_bytes(self, kind: Kind, issuer: Tensors | None, own: Tensors | None) -> int | None:
+        return gloo.payload_bytes(kind, issuer, own, self.recording.group_size)
+
     def _set_bytes(self, row: int, size: int | None) -> None:
         if size is not None:
             self.bytes[row] = size
@@ -279,7 +282,7 @@ class _Rank:
                 self._set_bytes(row, message.payload_bytes)
             else:
                 issuer, own = (self.tensors.get(-1 if at is None else at) for at in (operator_row, range_row))
-                self._set_bytes(row, gloo.payload_bytes(kind, issuer, own))
+                self._set_bytes(row, self._payload_bytes(kind, issuer, own))
 
     def _windows_of(self, rows: list[int]) -> Windows[int]:
         return Windows((int(self.lane[row]), int(self.start_ns[row]), int(self.end_ns[row]), row) for row in rows)
@@ -315,6 +318,12 @@ class _Rank:
             if len(self.windows.steps):
                 plain &= self.step >= 0
             self.phase[plain] = Phase.FORWARD
+
+    def _decide_units_of_collectives(self) -> None:
+        """A collective belongs to the unit that issued it, which is not the block around it."""
+        communicates = np.isin(self.kind, [kind.value for kind in COMMUNICATION]) & ~self.is_link
+        rows = np.flatnonzero(communicates)
+        self.unit[rows] = self.windows.issuers.names_at(self.point_lane[rows], self.point_ns[rows])
 
     # -- the end
 

@@ -28,7 +28,7 @@ SPAN_SCHEMA: dict[str, Any] = {
     "unit": pl.String,  # fully qualified name of the FSDP unit, null where unknown
     "phase": pl.String,  # base.labels.Phase, null where unknown
     "step": pl.Int32,  # the recording's own step number, null outside any step
-    "bytes": pl.Int64,  # payload of a transfer: the full (gathered, unreduced) size for a collective; null where unknown
+    "bytes": pl.Int64,  # payload of a transfer, for a collective the full (gathered) size; null where unknown
     "group": pl.String,  # process group, null where unknown
     "launch": pl.Int64,  # correlation id that joins a device span to its launch, null where there is none
     "depth": pl.Int16,  # nesting inside the lane, 0 outermost

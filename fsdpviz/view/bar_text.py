@@ -54,7 +54,7 @@ def bar_hover(bar: dict[str, Any], lane_name: str, origin_ns: int) -> str:
     if bar["group"]:
         facts.append(f"group {safe(bar['group'], 40)}")
     if bar["inside"]:
-        facts.append(f"{bar['inside']:,} spans nested inside")
+        facts.append(f"{bar['inside']:,} span{'s' if bar['inside'] > 1 else ''} nested inside")
     if facts:
         lines.append(" · ".join(facts))
     where = [safe(bar["phase"], 40)] if bar["phase"] else []

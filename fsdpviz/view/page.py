@@ -80,7 +80,7 @@ class SettingsTable:
         shown = table.format(head, marked) if marked else "<p>All settings are equal.</p>"
         if not others:
             return shown
-        count = f"{len(equal)} settings that are equal"
+        count = f"{len(equal)} equal setting{'s' if len(equal) > 1 else ''}"
         return f"{shown}<details><summary>{count}</summary>{table.format(head, others)}</details>"
 
 

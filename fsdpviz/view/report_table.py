@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import polars as pl
 
+from ..analysis.breakdown import StepBreakdown
 from ..analysis.compare import Comparison, Traffic, main_numbers
-from ..analysis.report import Report
+from ..analysis.intervals import Intervals
+from ..analysis.report import Mean, Measures, Report
 from ..base.provenance import Provenance
 from ..base.units import NS_PER_MS, format_memory, format_ns, format_payload
 from .table_format import UNKNOWN, Table, as_html, as_text
@@ -24,6 +26,22 @@ class ReportTable:
     """A report that shows itself: text in a terminal, HTML in a notebook; the numbers pass through."""
 
     report: Report
+
+    @property
+    def rows(self) -> tuple[StepBreakdown, ...]:
+        return self.report.rows
+
+    @property
+    def measures(self) -> Measures:
+        return self.report.measures
+
+    def mean(self) -> Mean | None:
+        """Means over ranks and steps, in ms; None for a recording without work."""
+        return self.report.mean()
+
+    def intervals(self, rank: int, step: int | None = None) -> Mapping[str, Intervals]:
+        """The sets of time behind a row's numbers; (n, 2) int64, absolute ns."""
+        return self.report.intervals(rank, step)
 
     def frame(self) -> pl.DataFrame:
         """One row for each rank and step, times in ns."""

@@ -2,7 +2,7 @@
 
     torchrun … many.py <folder>
 
-``<folder>/<name>/experiment.json`` states each. Each leaves, besides a run's own files, ``weights.pt`` and
+``<folder>/order.json`` lists names, ``<folder>/<name>/experiment.json`` states each. Each leaves, besides a run's own files, ``weights.pt`` and
 ``losses.json`` (rank 0: whole weights, losses averaged over ranks).
 """
 
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from fsdpviz.capture.environment import environment
+from fsdpviz.capture.flight import dump_flight_recorder
 from fsdpviz.capture.memory import MemoryWatch
 from fsdpviz.capture.metrics import StepMetrics
 from fsdpviz.capture.profiler import StepProfiler
@@ -59,6 +60,7 @@ def train(folder: RunFolder) -> None:
         metrics.write(result)
         losses.append(result.loss)
     profiler.write(mine)
+    dump_flight_recorder(mine)
     memory.write(mine)
     metrics.close()
     write_json(mine.outcome, {"rank": rank, "weights_sha256": weights_sha256(training.model)})
@@ -77,10 +79,10 @@ def train(folder: RunFolder) -> None:
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    for path in sorted(Path(sys.argv[1]).iterdir()):
-        if RunFolder.looks_like_one(path):
-            sys.stderr.write(f"rank {os.environ['RANK']}: {path.name}\n")
-            train(RunFolder(path))
+    folder = Path(sys.argv[1])
+    for name in json.loads((folder / "order.json").read_text()):
+        sys.stderr.write(f"rank {os.environ['RANK']}: {name}\n")
+        train(RunFolder(folder / name))
     dist.destroy_process_group()
 
 

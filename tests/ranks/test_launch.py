@@ -144,9 +144,7 @@ def test_exit_code_of_a_silent_rank_is_told(tmp_path: Path) -> None:
 
 
 def test_rank_that_ends_before_it_is_done_has_failed(tmp_path: Path) -> None:
-    with pytest.raises(
-        RankFailed, match=r"rank 1 failed: .* before it was done; its last stage was building"
-    ):
+    with pytest.raises(RankFailed, match=r"rank 1 failed: .* before it was done; its last stage was building"):
         launch({}, make_folder(tmp_path / "run"), make_request("quit_early"))
 
 
@@ -176,16 +174,12 @@ def test_timeout_ends_silent_ranks_that_ignore_sigterm_and_their_children(
     assert progress.outcome == "timed out"
 
 
-def test_timeout_in_a_collective_says_who_did_not_enter_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_timeout_in_a_collective_says_who_did_not_enter_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = make_folder(tmp_path / "run")
     monkeypatch.setattr(launcher_module, "time", Clock(folder))
     with pytest.raises(RunTimeout) as caught:
         launch({}, folder, make_request("hang_in_all_reduce"))
-    assert "rank 0 entered all_reduce #2 of default_pg; rank 1 did not (it last did all_reduce #1)" in str(
-        caught.value
-    )
+    assert "rank 0 entered all_reduce #2 of default_pg; rank 1 did not (it last did all_reduce #1)" in str(caught.value)
 
 
 @pytest.mark.parametrize("part", ["fsdpviz.launch.torchrun", "fsdpviz.launch.supervisor"])
@@ -228,9 +222,7 @@ def test_ranks_end_by_themselves_when_nobody_is_left_to_end_them(tmp_path: Path)
     caller = subprocess.Popen([sys.executable, str(HERE / "caller.py"), str(folder.path), "ignore_term"])
     try:
         wait_for_steps(folder)
-        supervisor = next(
-            p for p in processes_of(folder.path) if "fsdpviz.launch.supervisor" in p.cmdline()[:3]
-        )
+        supervisor = next(p for p in processes_of(folder.path) if "fsdpviz.launch.supervisor" in p.cmdline()[:3])
     finally:
         caller.send_signal(signal.SIGSTOP)  # or it would still clean up
     supervisor.send_signal(signal.SIGKILL)
@@ -257,9 +249,7 @@ def test_two_nodes_meet(tmp_path: Path) -> None:
                 launch,
                 {},
                 folder,
-                make_request(
-                    "collective", processes_per_node=1, nodes=2, node_rank=node, rendezvous=rendezvous
-                ),
+                make_request("collective", processes_per_node=1, nodes=2, node_rank=node, rendezvous=rendezvous),
             )
             for node in range(2)
         ]

@@ -169,6 +169,31 @@ def test_gloo_reduce_scatter_is_told_from_all_reduce_by_its_issuer(tmp_path: Pat
     assert whats(trace) == ["gloo ranges whose issuing operator is not in the file"]
 
 
+def test_a_gather_into_a_list_is_as_large_as_its_group(tmp_path: Path) -> None:
+    """FSDP1 on CPU gathers into a list of tensors: the operator then shows the shard, 20 floats, and no output."""
+    listed = op("c10d::allgather_", 0, 1, **{"Input Dims": [[], [[20]]], "Input type": ["", "TensorList"]})
+    events = [listed, gloo("gloo:all_gather", 1, 5, 20)]
+    for sizes, payload in (((4,), 320), ((4, 1, 4), 320), ((4, 2), None), ((), None)):
+        info = {"rank": 0, "pg_config": [{"pg_size": size} for size in sizes]}
+        trace = open_trace(write_trace(tmp_path / "t.json", events, distributedInfo=info))
+        assert trace.spans.filter(pl.col("kind") == "all_gather")["bytes"].to_list() == [payload]
+
+
+def test_a_collective_does_not_belong_to_the_block_around_it(tmp_path: Path) -> None:
+    """DDP reduces a bucket while some block's backward runs: the bucket is no unit."""
+    events = [
+        mark("fsdpviz::backward", 0, 50),
+        mark("fsdpviz::backward (blocks.0)", 1, 40),
+        op("aten::mm", 2, 5),
+        issue("c10d::allreduce_", 10, [[[20]]]),
+        gloo("gloo:all_reduce", 11, 5, 20),
+    ]
+    assert [row[1:4] for row in work(opened(tmp_path, events))] == [
+        ("compute", "blocks.0", "backward"),
+        ("all_reduce", None, "backward"),
+    ]
+
+
 def test_the_outermost_operator_is_the_work(tmp_path: Path) -> None:
     events = [
         op("aten::linear", 0, 10),

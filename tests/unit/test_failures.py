@@ -53,9 +53,7 @@ def test_killed_rank_beats_one_that_lost_its_connection_before_torchrun_noticed(
     made.died(rank1=(-9, 100.1, True))
     error = made.failed()
     assert error.rank == 1
-    assert (
-        error.failure.reason == "it was killed by SIGKILL, signal 9, as the system does when memory runs out"
-    )
+    assert error.failure.reason == "it was killed by SIGKILL, signal 9, as the system does when memory runs out"
     assert [other.rank for other in error.others] == [0]
 
 

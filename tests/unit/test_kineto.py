@@ -247,6 +247,30 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         read_recording(tmp_path / "absent.json")
 
 
+WHOLE = json.dumps(document([op(f"aten::op{index}", index, 1) for index in range(4)], rank=1)).encode()
+PIECES = (b"null", b'"', b"}", b"[", b"1e999", b"\x00", b"\xff", b"NaN", b"9" * 30, b"\n", b'"\\ud800"')
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, len(WHOLE)), st.integers(0, 30), st.sampled_from(PIECES) | st.binary(max_size=4)),
+        max_size=4,
+    )
+)
+def test_mutated_bytes_end_in_a_trace_or_in_one_line(
+    tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int, bytes]]
+) -> None:
+    data = bytearray(WHOLE)
+    for position, length, piece in changes:
+        data[position : position + length] = piece
+    path = tmp_path_factory.getbasetemp() / "mutated.json"
+    path.write_bytes(bytes(data))
+    try:
+        read_recording(path)
+    except TraceError as error:
+        assert "\n" not in str(error).replace(str(path), "")
+
+
 @pytest.mark.skipif(not KINETO.is_dir(), reason="the shared recordings are not here")
 def test_every_span_of_real_recordings_is_kept_to_the_ns() -> None:
     small = [path for path in KINETO.rglob("*.json.gz") if path.stat().st_size < 800_000]

@@ -11,9 +11,7 @@ from fsdpviz.launch.status import RankStatus
 from fsdpviz.launch.stuck import describe_stuck, find_stragglers, parse_flight_record
 
 
-def entry(
-    number: int, name: str = "gloo:all_reduce", group: tuple[str, str] = ("0", "default_pg"), **more: Any
-) -> Any:
+def entry(number: int, name: str = "gloo:all_reduce", group: tuple[str, str] = ("0", "default_pg"), **more: Any) -> Any:
     made = {
         "collective_seq_id": number,
         "profiling_name": name,

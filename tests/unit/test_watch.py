@@ -56,9 +56,7 @@ def test_stop_request_writes_stacks_and_calls_once(tmp_path: Path) -> None:
         f"start_watch(RunFolder(Path({str(tmp_path)!r})), 3, lambda: print('asked', flush=True))\n"
         "wait_here()"
     )
-    rank = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+    rank = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     folder = RunFolder(tmp_path)
     try:
         assert rank.stdout is not None

@@ -1,0 +1,208 @@
+"""fsdpviz.run as a user calls it: models of one's own, what goes wrong, what is left on disk."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fsdpviz
+from fsdpviz.base.errors import ExperimentError, RankFailed, RunFolderError
+from fsdpviz.experiment import Capture, Data, Experiment, Gradient, Mesh, Mlp, RunFolder, Steps, Transformer, UserModel
+from fsdpviz.experiment.run_folder import read_json
+
+pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("no_leftovers")]
+
+SMALL = {
+    "device": "cpu",
+    "data": Data(batch_size=4, sequence=8),
+    "steps": Steps(warmup=1, measured=1),
+    "mesh": Mesh(shard=2),
+}
+
+MODEL_FILE = """
+import torch
+from torch import nn
+
+class Small(nn.Module):
+    def __init__(self, width=8, fails_at=None):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(2))
+        self.width, self.calls, self.fails_at = width, 0, fails_at
+
+    def make_batch(self, samples, sequence, generator):
+        inputs = torch.randn(samples, self.width, generator=generator)
+        return inputs, inputs.flip(1)
+
+    def forward(self, inputs):
+        self.calls += 1
+        if self.fails_at == self.calls and torch.distributed.get_rank() == 1:
+            raise ZeroDivisionError("planted in forward")
+        for block in self.blocks:
+            inputs = block(inputs)
+        return inputs
+
+def broken(**arguments):
+    raise KeyError("no such layer")
+
+def not_a_module():
+    return 3
+
+class NoBatch(nn.Linear):
+    def __init__(self):
+        super().__init__(2, 2)
+"""
+
+
+@pytest.fixture
+def model_file(tmp_path: Path) -> Path:
+    file = tmp_path / "my_model.py"
+    file.write_text(MODEL_FILE)
+    return file
+
+
+def test_a_run_leaves_a_whole_folder_and_a_recording(tmp_path: Path, model_file: Path) -> None:
+    experiment = Experiment(model=UserModel(target=f"{model_file}:Small", arguments={"width": 4}), **SMALL)
+    run = fsdpviz.run(experiment, out=tmp_path / "run", progress=False)
+    folder = RunFolder(tmp_path / "run")
+    assert folder.is_finished
+    assert read_json(folder.result)["losses"] == run.losses
+    assert len(run.losses) == 2
+    assert Experiment.load(folder.experiment) == experiment == run.experiment
+    assert run.provenance == "cpu"
+    for rank in (0, 1):
+        mine = folder.rank(rank)
+        written = {file.name for file in mine.path.iterdir()}
+        assert written >= {"trace.json.gz", "lanes.json", "flight.json", "memory.json", "metrics.jsonl", "log.txt"}
+        assert json.loads(mine.flight.read_text())["entries"]
+    report = run.report()
+    assert [(row.rank, row.step) for row in report.rows] == [(0, 1), (1, 1)]
+    assert report.measures.samples_per_s is not None
+    assert fsdpviz.open(tmp_path / "run").losses == run.losses
+    with pytest.raises(RunFolderError, match="overwrite=True"):
+        fsdpviz.run(experiment, out=tmp_path / "run", progress=False)
+
+
+def test_a_model_from_a_notebook_cell(tmp_path: Path) -> None:
+    script = tmp_path / "cell.py"  # run as __main__, as a cell is: pickle by reference cannot find its function
+    script.write_text(
+        MODEL_FILE
+        + f"""
+import fsdpviz
+from fsdpviz.experiment import Data, Mesh, Steps, Wrap
+run = fsdpviz.run(
+    fsdpviz.Experiment(model=lambda: Small(width=6), device="cpu", mesh=Mesh(shard=2), wrap=Wrap(policy="root"),
+                       data=Data(batch_size=4), steps=Steps(warmup=0, measured=1)),
+    out={str(tmp_path / "run")!r}, progress=False)
+print(len(run.losses), run.experiment.model.is_from_notebook)
+"""
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.split() == ["1", "True"], done.stderr
+
+
+@pytest.mark.parametrize(
+    ("target", "reason"),
+    [
+        ("broken", "KeyError: 'no such layer'"),
+        ("not_a_module", "must return an nn.Module; it returned int"),
+        ("NoBatch", "needs make_batch"),
+    ],
+)
+def test_a_model_that_does_not_build_is_one_line(tmp_path: Path, model_file: Path, target: str, reason: str) -> None:
+    experiment = Experiment(model=UserModel(target=f"{model_file}:{target}"), **SMALL)
+    with pytest.raises(ExperimentError) as refused:
+        fsdpviz.run(experiment, out=tmp_path / "run", progress=False)
+    assert reason in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not RunFolder(tmp_path / "run").is_finished
+
+
+def test_a_rank_that_raises_in_a_step(tmp_path: Path, model_file: Path) -> None:
+    model = UserModel(target=f"{model_file}:Small", arguments={"fails_at": 2})
+    with pytest.raises(RankFailed) as failed:
+        fsdpviz.run(Experiment(model=model, **SMALL), out=tmp_path / "run", progress=False)
+    assert failed.value.rank == 1
+    assert "planted in forward" in failed.value.traceback
+    assert "my_model.py" in failed.value.traceback
+    folder = RunFolder(tmp_path / "run")
+    assert not folder.is_finished
+    kept = fsdpviz.open(folder.path)
+    assert any("unfinished" in str(note) for note in kept.notes)
+    assert len(kept.about["metrics"]["1"]) == 1  # the step before
+
+
+def test_cuda_where_there_is_none(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    if torch.cuda.device_count() >= 2:
+        pytest.skip("this machine has the GPUs")
+    with pytest.raises(ExperimentError, match="Use device='cpu'"):
+        fsdpviz.run(Experiment(**(SMALL | {"device": "cuda"})), out=tmp_path / "run", progress=False)
+
+
+def test_json_that_names_a_notebooks_model_does_not_run(tmp_path: Path) -> None:
+    stated = Experiment(model=UserModel.of(lambda: None), **SMALL).to_dict()
+    with pytest.raises(ExperimentError, match="Define it again"):
+        fsdpviz.run(Experiment.from_dict(stated), out=tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_without_a_trace_still_has_its_measures(tmp_path: Path) -> None:
+    quiet = Capture(trace=False, flight_recorder=False)
+    run = fsdpviz.run(Experiment(capture=quiet, **SMALL), out=tmp_path / "run", progress=False)
+    assert len(run.spans) == 0
+    assert run.report().measures.step_ms is not None
+    assert not RunFolder(tmp_path / "run").rank(0).trace.exists()
+
+
+@pytest.mark.parametrize(("engine", "mesh"), [("single", Mesh()), ("ddp", Mesh(replicate=2)), ("fsdp1", Mesh(shard=2))])
+def test_units_are_found_in_engines_without_ranges_of_their_own(tmp_path: Path, engine: str, mesh: Mesh) -> None:
+    fields = SMALL | {"engine": engine, "mesh": mesh, "model": Transformer(layers=2, width=16, heads=2)}
+    run = fsdpviz.run(Experiment(**fields), out=tmp_path / "run", progress=False)
+    compute = run.spans.filter(run.spans["kind"] == "compute")
+    for phase in ("forward", "backward"):
+        units = set(compute.filter(compute["phase"] == phase)["unit"].drop_nulls())
+        assert {"blocks.0", "blocks.1"} <= units, (phase, units)
+
+
+def test_two_nodes_on_one_machine(tmp_path: Path) -> None:
+    code = """
+import sys, fsdpviz
+from fsdpviz.experiment import Data, Experiment, Mesh, Steps
+node, port, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+e = Experiment(device="cpu", mesh=Mesh(shard=2), data=Data(batch_size=4), steps=Steps(warmup=0, measured=1))
+run = fsdpviz.run(e, out=out, nodes=2, node_rank=node, rendezvous=f"127.0.0.1:{port}", progress=False)
+print(run.ranks)
+"""
+    import socket
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = str(probe.getsockname()[1])
+    nodes = [
+        subprocess.Popen([sys.executable, "-c", code, str(n), port, tmp_path / f"n{n}"], stdout=-1, text=True)
+        for n in (0, 1)
+    ]
+    assert [node.communicate(timeout=120)[0].strip() for node in nodes] == ["[0]", "[1]"]
+
+
+def test_a_gradient_factor_changes_the_step(tmp_path: Path) -> None:
+    """A factor of 1 sums over ranks, so SGD moves twice as far as with the mean: the knob reaches the engine."""
+    from fsdpviz.experiment import Optimizer
+
+    def losses(factor: float | None) -> list[float]:
+        fields = SMALL | {
+            "model": Mlp(widths=(4, 4)),
+            "optimizer": Optimizer(name="sgd", lr=0.5),
+            "gradient": Gradient(divide_factor=factor),
+            "capture": Capture(trace=False),
+        }
+        return fsdpviz.run(Experiment(**fields), out=tmp_path / f"run-{factor}", progress=False).losses
+
+    mean, total, two = losses(None), losses(1.0), losses(2.0)
+    assert mean == pytest.approx(two)
+    assert mean[0] == total[0]
+    assert mean[1] != pytest.approx(total[1], rel=1e-3)
