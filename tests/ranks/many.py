@@ -2,8 +2,8 @@
 
     torchrun … many.py <folder>
 
-``<folder>/order.json`` lists names, ``<folder>/<name>/experiment.json`` states each. Each leaves, besides a run's own files, ``weights.pt`` and
-``losses.json`` (rank 0: whole weights, losses averaged over ranks).
+``<folder>/order.json`` lists names, ``<folder>/<name>/experiment.json`` states each. Each leaves, besides a
+run's own files, ``weights.pt`` and ``losses.json`` (rank 0: whole weights, losses averaged over ranks).
 """
 
 from __future__ import annotations
