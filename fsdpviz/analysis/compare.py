@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
@@ -78,13 +78,18 @@ def main_numbers(of: Report) -> dict[str, float | None]:
 
 def losses(trace: Trace) -> dict[int, float]:
     """The mean over ranks of each step's loss, from the run's metrics, warm-up included."""
+    return mean_losses(trace.about.get("metrics", {}))
+
+
+def mean_losses(metrics: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[int, float]:
+    """Step → loss, averaged over the ranks whose ``metrics.jsonl`` lines are given."""
     found: defaultdict[int, list[float]] = defaultdict(list)
-    for lines in trace.about.get("metrics", {}).values():
+    for lines in metrics.values():
         for line in lines:
             step, loss = line.get("step"), line.get("loss")
             if isinstance(step, int) and isinstance(loss, int | float):
                 found[step].append(float(loss))
-    return {step: fmean(values) for step, values in found.items()}
+    return {step: fmean(values) for step, values in sorted(found.items())}
 
 
 def traffic(trace: Trace, kind: Kind) -> Traffic:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..analysis.compare import losses
 from ..experiment import Experiment, RunFolder
 from ..trace import Trace, open_trace
 
@@ -48,7 +49,7 @@ class Recording(Trace):
     @property
     def losses(self) -> list[float]:
         """The loss of each step, warm-up included: the mean over ranks, and so over the step's whole batch."""
-        return mean_losses(self.about)
+        return list(losses(self).values())
 
     def log(self, rank: int = 0) -> str:
         """What ``rank`` printed, empty when nothing was kept."""
@@ -58,16 +59,6 @@ class Recording(Trace):
 
     def _repr_html_(self) -> str:
         return self.report()._repr_html_()
-
-
-def mean_losses(about: Any) -> list[float]:
-    """Each step's loss, averaged over the ranks whose metrics ``about`` has; a step that a rank lacks is left out."""
-    per_rank = [lines for lines in about.get("metrics", {}).values() if lines]
-    return [
-        sum(line["loss"] for line in step) / len(step)
-        for step in zip(*per_rank, strict=False)
-        if all(isinstance(line.get("loss"), int | float) for line in step)
-    ]
 
 
 def open(paths: str | Path | Sequence[str | Path], **options: Any) -> Recording:  # fsdpviz.open

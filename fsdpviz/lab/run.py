@@ -8,12 +8,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ..analysis.compare import mean_losses
 from ..base.errors import ExperimentError
 from ..experiment import Experiment, RunFolder, UserModel, preset
 from ..experiment.run_folder import read_json, read_json_lines, write_json
 from ..launch.launcher import LaunchRequest, launch
 from ..launch.progress import Progress, live_progress
-from .recording import Recording, mean_losses
+from .recording import Recording
 from .recording import open as open_recording
 
 RUNS = Path("runs")
@@ -91,6 +92,6 @@ def result(experiment: Experiment, folder: RunFolder, elapsed_s: float) -> dict[
         "world_size": experiment.world_size,
         "ranks": ranks,
         "elapsed_s": round(elapsed_s, 3),
-        "losses": mean_losses({"metrics": metrics}),
+        "losses": list(mean_losses(metrics).values()),
         "weights_sha256": {str(rank): read_json(folder.rank(rank).outcome).get("weights_sha256") for rank in ranks},
     }
