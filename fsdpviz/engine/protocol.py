@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import cast
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
@@ -21,12 +22,16 @@ from ..experiment import Experiment
 
 @dataclass(frozen=True)
 class RankContext:
-    """Where this rank is. ``mesh`` has the axes (replicate, shard); it is None for one rank without a process group."""
+    """Where this rank is. ``mesh`` has the axes (replicate, shard); it is None for one rank without a process group.
+
+    ``control`` is a gloo group of all ranks for what is not training, None where there is nobody to talk to.
+    """
 
     rank: int
     world_size: int
     device: torch.device
     mesh: DeviceMesh | None
+    control: dist.ProcessGroup | None = None
 
     @property
     def is_cuda(self) -> bool:

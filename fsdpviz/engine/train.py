@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.profiler import record_function
 
@@ -52,6 +53,7 @@ class Training:
                     stack.enter_context(context(step))
                 batches = self._batches(step)
                 self._wait_for_device()
+                self._wait_for_ranks()
                 start_ns = perf_counter_ns()
                 with record_function(f"ProfilerStep#{step}"):
                     loss = self._step(batches)
@@ -91,6 +93,11 @@ class Training:
     def _wait_for_device(self) -> None:
         if self.context.is_cuda:
             torch.cuda.synchronize(self.context.device)
+
+    def _wait_for_ranks(self) -> None:
+        """Ranks start a step together: what a rank waits for in it is then never another rank's data."""
+        if self.context.control is not None:
+            dist.barrier(group=self.context.control)
 
 
 def prepare_training(experiment: Experiment, context: RankContext, trainable: Trainable) -> Training:

@@ -20,8 +20,8 @@ def demo(prefetch: bool = True) -> Experiment:
         model=Mlp(widths=(512,) * 9),
         mesh=Mesh(shard=2),
         prefetch=Prefetch(forward=1, backward=1) if prefetch else Prefetch(forward=0, backward=0),
-        data=Data(batch_size=2048),
-        steps=Steps(warmup=2, measured=3),
+        data=Data(batch_size=3072),
+        steps=Steps(warmup=2, measured=4),
         links=Links(intra_node=Link(bandwidth_gbps=0.05, latency_us=100)),
         device="cpu",
     )

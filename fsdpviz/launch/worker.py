@@ -104,7 +104,8 @@ def _join(experiment: Experiment) -> Any:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     shape = (experiment.mesh.replicate, experiment.mesh.shard)
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
-    return RankContext(rank, world_size, device, mesh)
+    control = dist.new_group(backend="gloo") if world_size > 1 else None
+    return RankContext(rank, world_size, device, mesh, control)
 
 
 def _device(experiment: Experiment, local_rank: int, local_world_size: int) -> Any:
