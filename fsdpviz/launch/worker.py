@@ -104,7 +104,7 @@ def _join(experiment: Experiment) -> Any:
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     shape = (experiment.mesh.replicate, experiment.mesh.shard)
     mesh = init_device_mesh(device.type, shape, mesh_dim_names=("replicate", "shard"))
-    control = dist.new_group(backend="gloo") if world_size > 1 else None
+    control: Any = dist.new_group(backend="gloo") if world_size > 1 else None
     return RankContext(rank, world_size, device, mesh, control)
 
 

@@ -15,6 +15,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ class Case:
     """Changes to BASE, and the collectives of one step of one rank: kind → (how many, bytes together)."""
 
     changes: dict[str, Any]
-    collectives: dict[str, tuple[int, int | None]]
+    collectives: Mapping[str, tuple[int, int | None]]
 
 
 def resharding(reduce: int = 1, gather: int = 1) -> dict[str, tuple[int, int]]:

@@ -3,25 +3,45 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fsdpviz
 from fsdpviz.base.errors import ExperimentError, RankFailed, RunFolderError
-from fsdpviz.experiment import Capture, Data, Experiment, Gradient, Mesh, Mlp, RunFolder, Steps, Transformer, UserModel
+from fsdpviz.experiment import (
+    Capture,
+    Data,
+    Experiment,
+    Gradient,
+    Mesh,
+    Mlp,
+    Optimizer,
+    RunFolder,
+    Steps,
+    Transformer,
+    UserModel,
+)
 from fsdpviz.experiment.run_folder import read_json
 
 pytestmark = [pytest.mark.ranks, pytest.mark.usefixtures("no_leftovers")]
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "device": "cpu",
     "data": Data(batch_size=4, sequence=8),
     "steps": Steps(warmup=1, measured=1),
     "mesh": Mesh(shard=2),
 }
+
+
+def small(**changes: Any) -> Experiment:
+    """SMALL with ``changes``."""
+    return Experiment(**(SMALL | changes))
+
 
 MODEL_FILE = """
 import torch
@@ -140,7 +160,7 @@ def test_cuda_where_there_is_none(tmp_path: Path) -> None:
     if torch.cuda.device_count() >= 2:
         pytest.skip("this machine has the GPUs")
     with pytest.raises(ExperimentError, match="Use device='cpu'"):
-        fsdpviz.run(Experiment(**(SMALL | {"device": "cuda"})), out=tmp_path / "run", progress=False)
+        fsdpviz.run(small(device="cuda"), out=tmp_path / "run", progress=False)
 
 
 def test_json_that_names_a_notebooks_model_does_not_run(tmp_path: Path) -> None:
@@ -160,8 +180,8 @@ def test_a_run_without_a_trace_still_has_its_measures(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("engine", "mesh"), [("single", Mesh()), ("ddp", Mesh(replicate=2)), ("fsdp1", Mesh(shard=2))])
 def test_units_are_found_in_engines_without_ranges_of_their_own(tmp_path: Path, engine: str, mesh: Mesh) -> None:
-    fields = SMALL | {"engine": engine, "mesh": mesh, "model": Transformer(layers=2, width=16, heads=2)}
-    run = fsdpviz.run(Experiment(**fields), out=tmp_path / "run", progress=False)
+    experiment = small(engine=engine, mesh=mesh, model=Transformer(layers=2, width=16, heads=2))
+    run = fsdpviz.run(experiment, out=tmp_path / "run", progress=False)
     compute = run.spans.filter(run.spans["kind"] == "compute")
     for phase in ("forward", "backward"):
         units = set(compute.filter(compute["phase"] == phase)["unit"].drop_nulls())
@@ -177,8 +197,6 @@ e = Experiment(device="cpu", mesh=Mesh(shard=2), data=Data(batch_size=4), steps=
 run = fsdpviz.run(e, out=out, nodes=2, node_rank=node, rendezvous=f"127.0.0.1:{port}", progress=False)
 print(run.ranks)
 """
-    import socket
-
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -191,16 +209,15 @@ print(run.ranks)
 
 def test_a_gradient_factor_changes_the_step(tmp_path: Path) -> None:
     """A factor of 1 sums over ranks, so SGD moves twice as far as with the mean: the knob reaches the engine."""
-    from fsdpviz.experiment import Optimizer
 
     def losses(factor: float | None) -> list[float]:
-        fields = SMALL | {
-            "model": Mlp(widths=(4, 4)),
-            "optimizer": Optimizer(name="sgd", lr=0.5),
-            "gradient": Gradient(divide_factor=factor),
-            "capture": Capture(trace=False),
-        }
-        return fsdpviz.run(Experiment(**fields), out=tmp_path / f"run-{factor}", progress=False).losses
+        experiment = small(
+            model=Mlp(widths=(4, 4)),
+            optimizer=Optimizer(name="sgd", lr=0.5),
+            gradient=Gradient(divide_factor=factor),
+            capture=Capture(trace=False),
+        )
+        return fsdpviz.run(experiment, out=tmp_path / f"run-{factor}", progress=False).losses
 
     mean, total, two = losses(None), losses(1.0), losses(2.0)
     assert mean == pytest.approx(two)
