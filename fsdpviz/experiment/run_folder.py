@@ -82,6 +82,10 @@ class RankFolder:
         return self.path / "outcome.json"
 
     @property
+    def reserve(self) -> Path:  # room on the disk, given up when an error has to be written
+        return self.path / ".reserve"
+
+    @property
     def error(self) -> Path:
         return self.path / "error.json"
 
@@ -180,7 +184,19 @@ def _cause(error: OSError) -> str:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Writes ``content`` so that ``path`` is either absent, the old file or the whole new one."""
+    """Writes ``content`` so that ``path`` is either absent, the old file or the whole new one.
+
+    Raises RunFolderError when it cannot be written, as on a full disk.
+    """
+    try:
+        _write_atomically(path, content)
+    except OSError as error:
+        raise RunFolderError(
+            f"a run needs a folder it can write: {path}: {_cause(error)}. Choose another with out=…"
+        ) from error
+
+
+def _write_atomically(path: Path, content: Mapping[str, Any]) -> None:
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:

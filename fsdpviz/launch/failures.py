@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -151,8 +152,13 @@ def describe_exit(exit_code: int | None) -> str:
     return f"it was killed by {name}, signal {-exit_code}{hint}"
 
 
+FULL_DISK_BYTES = 64 << 10  # less is too little for a rank to write why it failed
+
+
 def _torchrun_failed(folder: RunFolder, exit_code: int | None) -> str:
     where = f"{folder.launcher_log} has what it said"
+    if shutil.disk_usage(folder.path).free < FULL_DISK_BYTES:
+        return f"the disk of {folder.path} is full, and no rank could say more. Make room or choose another folder"
     if exit_code is not None and exit_code < 0:
         return f"the run's supervisor was ended from outside: {describe_exit(exit_code)}; {where}"
     if exit_code is not None and exit_code > 128:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from torch.distributed import run as torch_run
 from torch.distributed.elastic.multiprocessing import api as elastic
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+from ..base.errors import RunFolderError
 from ..experiment.run_folder import write_json
 from .processes import children_of, die_with_parent, is_alive
 from .supervisor import SUPERVISOR_VARIABLE
@@ -50,7 +52,8 @@ class FailureLog:
                 "time": time.time(),
                 "is_first": is_first,
             }
-        write_json(self._path, self._failures)
+        with suppress(RunFolderError):  # a full disk: the ranks' own errors and the exit code remain
+            write_json(self._path, self._failures)
 
 
 def report_at_once(log: FailureLog) -> None:

@@ -16,10 +16,13 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from ..base.errors import ExperimentError, FsdpvizError
+from ..base.errors import ExperimentError, FsdpvizError, RunFolderError
 from ..experiment import Experiment, UserModel
 from ..experiment.run_folder import RankFolder, RunFolder, read_json, write_json
 from .watch import start_watch
+
+
+RESERVE_BYTES = 64 << 10
 
 
 def main(arguments: list[str]) -> int:
@@ -30,7 +33,9 @@ def main(arguments: list[str]) -> int:
     _redirect_output(mine.log)
     start_watch(folder, rank, lambda: _dump_flight_recorder(mine))
     try:
+        mine.reserve.write_bytes(bytes(RESERVE_BYTES))
         _run(folder, mine)
+        mine.reserve.unlink(missing_ok=True)
     except BaseException as error:  # noqa: BLE001  # the process boundary: the caller gets the traceback
         _report(error, mine, rank)
         return 1
@@ -54,20 +59,21 @@ def _dump_flight_recorder(mine: RankFolder) -> None:
 
 def _report(error: BaseException, mine: RankFolder, rank: int) -> None:
     text = traceback.format_exc()
+    mine.reserve.unlink(missing_ok=True)  # on a full disk this is what makes room for the error
     sys.stderr.write(text)
     is_full = isinstance(error, OSError) and error.errno == errno.ENOSPC
-    message = "the disk is full; make room or choose another folder with out=…" if is_full else str(error)
+    message = f"rank {rank} found the disk full; make room or choose another folder" if is_full else str(error)
     content = {
         "rank": rank,
         "type": type(error).__name__,
         "message": message,
         "traceback": text,
         "time": time.time(),
-        "is_user_error": isinstance(error, FsdpvizError),
+        "is_user_error": is_full or isinstance(error, FsdpvizError),
     }
     try:
         write_json(mine.error, content)
-    except OSError as failure:  # a full disk has no room for this either; the exit code and the log remain
+    except RunFolderError as failure:  # a full disk has no room for this either; the exit code and the log remain
         sys.stderr.write(f"error.json could not be written: {failure}\n")
 
 

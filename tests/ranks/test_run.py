@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,27 @@ def test_a_rank_that_raises_in_a_step(tmp_path: Path, model_file: Path) -> None:
     kept = fsdpviz.open(folder.path)
     assert any("unfinished" in str(note) for note in kept.notes)
     assert len(kept.about["metrics"]["1"]) == 1  # the step before
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 300 KiB: room to start, none for the traces."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=300k", "tmpfs", str(disk)]
+    if sys.platform != "linux" or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root on Linux may mount a small disk")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk_is_one_line_and_keeps_what_fitted(small_disk: Path) -> None:
+    with pytest.raises(ExperimentError, match=r"rank \d found the disk full; make room") as refused:
+        fsdpviz.run(small(model=Transformer(layers=2, width=64, heads=2)), out=small_disk / "run", progress=False)
+    assert "\n" not in str(refused.value)
+    folder = RunFolder(small_disk / "run")
+    assert not folder.is_finished
+    assert folder.rank(0).metrics.read_text().count("\n") == 2
 
 
 def test_cuda_where_there_is_none(tmp_path: Path) -> None:
