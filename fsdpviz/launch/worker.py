@@ -21,7 +21,6 @@ from ..experiment import Experiment, UserModel
 from ..experiment.run_folder import RankFolder, RunFolder, read_json, write_json
 from .watch import start_watch
 
-
 RESERVE_BYTES = 64 << 10
 
 
