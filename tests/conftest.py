@@ -1,11 +1,23 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import polars  # noqa: F401  # sets an environment variable of its own when it is first imported
 import pytest
 from leftovers import Snapshot
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _no_cache_of_the_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What tests open is not kept among what the user opens."""
+    before = os.environ.get("XDG_CACHE_HOME")
+    os.environ["XDG_CACHE_HOME"] = str(tmp_path_factory.mktemp("cache"))
+    yield
+    del os.environ["XDG_CACHE_HOME"]
+    if before is not None:
+        os.environ["XDG_CACHE_HOME"] = before
 
 
 @pytest.fixture

@@ -2,18 +2,24 @@
 
 FSDP2 does not record "the forward of unit u": it records ``FSDP::pre_forward (u)`` before and
 ``FSDP::post_forward (u)`` after it. The windows here run from the one to the other.
+
+[Note: recompute] A checkpointed block runs its forward again inside backward, and FSDP's hooks are silent then: they
+see that the unit is in backward. What tells is autograd. An operator of backward is not recorded for autograd; one
+that is run again is, so that Kineto gives it a sequence number and forward thread 0, inside the node that needed it.
+Such operators inside backward are recompute, and what they launch. Not so where backward is differentiated too
+(``create_graph``), nor in exports without those arguments (Nsight): there it stays backward.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..base.labels import ROOT, Phase, RangeLabel, parse_label
+from ..base.labels import Phase, RangeLabel, parse_label
+from .fsdp1 import fsdp1_labels
 from .windows import Windows
 
 _STEP = re.compile(r"^ProfilerStep\s*#(\d{1,9})$")
@@ -56,8 +62,8 @@ def attribution(ranges: Sequence[Range]) -> Attribution:
     """The windows that named ranges of host threads imply; ``ranges`` need no order."""
     ordered = sorted(ranges, key=lambda item: (item[0], item[1], -item[2]))
     labels = {name: parse_label(name) for name in {item[3] for item in ordered}}
-    labelled = [(item, label) for item in ordered if (label := labels[item[3]]) is not None]
-    forward, backward = _unit_windows(labelled)
+    labelled = labelled_ranges(ordered)
+    forward, backward = unit_windows(labelled)
     phases = [*_plain_phases(ordered, labelled)]
     phases += [(*window[:3], Phase.BACKWARD) for window in backward]
     is_backward = Windows([window for window in phases if window[3] is Phase.BACKWARD])
@@ -66,13 +72,35 @@ def attribution(ranges: Sequence[Range]) -> Attribution:
     steps = {int(match[1]): item for item in ordered if (match := _STEP.match(item[3]))}
     return Attribution(
         units=Windows([*forward, *backward, *_own_windows(labelled)]),
-        # around a block lie other units' collectives too: DDP's buckets, FSDP1's gathers before and after it
-        issuers=Windows([*chain(*_unit_windows(of_fsdp)), *_own_windows(of_fsdp)]),
+        # around a block lie other units' collectives too, and such as are no unit's: DDP's buckets, tensor parallelism
+        issuers=Windows(_own_windows(of_fsdp)),
         phases=Windows(phases),
         optimizer=Windows([item for item in ordered if _steps_optimizer(item[3], labels[item[3]])]),
         steps=Windows([(0, item[1], item[2], step) for step, item in steps.items()]),
         has_loop_ranges=any(label.family == "fsdpviz" and label.phase in _LOOP_PHASES for _, label in labelled),
     )
+
+
+def differentiates_backward(names: Iterable[str]) -> bool:
+    """True if an operator that only backward has was itself recorded for autograd: a second derivative is wanted,
+    and backward's operators cannot be told from recomputed ones.
+    """
+    return any(name.endswith(("_backward", "Backward0", "_backward_data")) for name in names)
+
+
+def with_recompute(windows: Attribution, spans: Iterable[tuple[int, int, int]]) -> Attribution:
+    """The windows with these times (lane, start, end) as recompute. See [Note: recompute]."""
+    phases = windows.phases
+    known = zip(phases.lane.tolist(), phases.start_ns.tolist(), phases.end_ns.tolist(), phases.names, strict=True)
+    again = [(*span, Phase.RECOMPUTE) for span in spans]
+    return replace(windows, phases=Windows([*known, *again]))
+
+
+def labelled_ranges(ranges: Sequence[Range]) -> list[tuple[Range, RangeLabel]]:
+    """The ranges of FSDP1, FSDP2 and our own engines with their labels, by lane, start and −end."""
+    labels = {name: parse_label(name) for name in {item[3] for item in ranges}}
+    found = [(item, label) for item in ranges if (label := labels[item[3]]) is not None]
+    return sorted([*found, *fsdp1_labels(ranges)], key=lambda pair: (pair[0][0], pair[0][1], -pair[0][2]))
 
 
 def _own_windows(labelled: Sequence[tuple[Range, RangeLabel]]) -> list[tuple[int, int, int, str]]:
@@ -107,7 +135,7 @@ def _plain_phases(
             yield (*item[:3], None)
 
 
-def _unit_windows(
+def unit_windows(
     labelled: Sequence[tuple[Range, RangeLabel]],
 ) -> tuple[list[tuple[int, int, int, str]], list[tuple[int, int, int, str]]]:
     """Forward and backward windows (lane, start, end, unit).
@@ -121,9 +149,11 @@ def _unit_windows(
     open_backward: dict[tuple[int, str], Range] = {}
     for item, label in labelled:
         lane, start, end, _ = item
-        unit = label.unit or ROOT
+        unit = label.unit
+        if unit is None:  # the loop's own phases, and hooks of FSDP1 whose unit is not known
+            continue
         if label.family == "fsdpviz":
-            if label.unit is not None and label.phase in (Phase.FORWARD, Phase.BACKWARD):
+            if label.phase in (Phase.FORWARD, Phase.BACKWARD):
                 (forward if label.phase == Phase.FORWARD else backward).append((lane, start, end, unit))
         elif label.phase == "pre_forward":
             _close_alone(open_forward.pop((lane, unit), None), unit, forward)

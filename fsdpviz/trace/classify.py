@@ -23,6 +23,7 @@ _COLLECTIVES = (
     ("crossdevicereduce", Kind.ALL_REDUCE),  # vLLM's own
     ("alltoall", Kind.ALL_TO_ALL),
     ("all2all", Kind.ALL_TO_ALL),
+    ("deepep", Kind.ALL_TO_ALL),  # dispatches tokens to experts and combines them
     ("broadcast", Kind.BROADCAST),
     ("sendrecv", Kind.P2P),
     ("send", Kind.P2P),
@@ -31,11 +32,15 @@ _COLLECTIVES = (
     ("scatter", Kind.P2P),
     ("reduce", Kind.ALL_REDUCE),
 )
+# NCCL: ncclAllReduceRingLLKernel_sum_f32 (2.4), ncclKernel_… (2.12), ncclDevKernel_… (2.19), ncclSymk… (2.27); RCCL
+# and MSCCL; torch's symmetric memory (multimem_…, one_shot_…, two_shot_…); vLLM's and SGLang's own; DeepEP
 _COLLECTIVE_KERNEL = re.compile(
-    r"nccl(?:dev)?kernel|ncclsymk|rccl|msccl|multimem_|cross_device_reduce"
+    r"nccl\w*kernel|ncclsymk|rccl|msccl|multimem_|(?:one|two)_shot_|cross_device_reduce|deep_ep::"
     r"|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all",
     re.IGNORECASE,
 )
+# one of them is in every name that the pattern matches; kernels' names are long, and looking for words is fast
+_COLLECTIVE_WORDS = ("ccl", "multimem", "_shot_", "deep_ep", "reduce", "gather", "toall", "to_all")
 _COPIES = (
     (re.compile(r"HtoD|HostToDevice|H2D", re.IGNORECASE), Kind.H2D),
     (re.compile(r"DtoH|DeviceToHost|D2H", re.IGNORECASE), Kind.D2H),
@@ -48,6 +53,9 @@ _HOLDS_OTHERS = re.compile(
     r"|rpc::|symm_mem::|gloo:|nccl:|FSDP::|fsdpviz::)"
 )
 _WAITS = re.compile(r"^(?:_?c10d_functional::wait_tensor|fsdpviz::\w*wait|gloo:barrier)")
+_OPTIMIZER_KERNEL = re.compile(
+    r"multi_tensor_apply|fused_?(?:adam|sgd|adagrad|lamb|lion)|(?:adam|sgd|lamb|lion)functor|kOptimizer", re.IGNORECASE
+)
 
 
 def collective_in(text: str) -> Kind | None:
@@ -62,6 +70,9 @@ def _first_collective(text: str) -> Kind | None:
 
 def is_collective_kernel(name: str) -> bool:
     """True for a kernel that moves data between ranks. Its name need not say which collective it is."""
+    small = name.lower()
+    if not any(word in small for word in _COLLECTIVE_WORDS):
+        return False
     return not name.startswith("triton_") and _COLLECTIVE_KERNEL.search(name) is not None
 
 
@@ -110,5 +121,12 @@ def is_cpu_work(category: str, name: str) -> bool:
 
 
 def is_optimizer_kernel(name: str) -> bool:
-    """By name only, for recordings without an ``Optimizer.step#`` range."""
-    return "multi_tensor_apply" in name or "FusedAdam" in name
+    """By name only, for recordings without an ``Optimizer.step#`` range: foreach kernels, which gradient clipping
+    has too, and fused ones of torch, Apex and bitsandbytes.
+    """
+    return _OPTIMIZER_KERNEL.search(name) is not None
+
+
+def is_wait_argument(collective: str) -> bool:
+    """True for the ``Collective name`` of a ``record_param_comms`` that waits for another and moves nothing."""
+    return collective == "wait"

@@ -107,6 +107,16 @@ def payload_bytes(kind: Kind, issuer: Tensors | None, own: Tensors | None, group
     return max(known[0].elements) * item_bytes * group_size if group_size else None
 
 
+def group_size(kind: Kind, issuer: Tensors | None) -> int | None:
+    """Ranks of the group, from the two tensors of an all-gather or a reduce-scatter: the one is as many times the
+    other. None for other collectives and where a size is not recorded or does not fit.
+    """
+    if kind not in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER) or issuer is None or len(issuer.elements) != 2:
+        return None
+    small, large = sorted(issuer.elements)
+    return large // small if small > 0 and large % small == 0 and large // small < 2**31 else None
+
+
 def named_collective(name: str) -> Kind | None:
     """The collective of ``gloo:…`` and ``c10d::…`` names; None for other names and for operators without a
     transfer.

@@ -4,72 +4,91 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
+import numpy as np
 import polars as pl
 
 from ..base.kinds import COMPUTATION, WORK, Kind
 from .kineto import Recording
+from .rows import Rows
+from .table import LANE_SCHEMA
 
 _THREAD_NAME = re.compile(r"^thread -?\d+ \((?P<name>.*)\)$")
+_STEP = re.compile(r"^ProfilerStep")
+_GLOO = re.compile(r"^gloo:")
+_BACKWARD = re.compile(r"^autograd::engine::")
 _GENERIC = re.compile(r"^(?:python[\d.]*|pt_main_thread|)$")
 
 
-def main_lane(events: pl.DataFrame) -> int:
+def main_lane(rows: Rows) -> int:
     """The lane of the thread that runs the training loop; −1 for a recording without host threads.
 
     It is the process's first thread, else the one with the profiler's steps, else the one with most
     operators.
     """
-    host = events.filter(pl.col("category").is_in(["cpu_op", "user_annotation"]))
-    if host.is_empty():
+    is_host = rows.in_categories(("cpu_op", "user_annotation"))
+    operators = np.bincount(rows.lane[is_host], minlength=len(rows.threads))
+    with_steps = set(rows.lane[is_host & rows.named(_STEP)].tolist())
+    lanes = np.flatnonzero(operators).tolist()
+    if not lanes:
         return -1
-    lanes = host.group_by("lane").agg(
-        is_first=(pl.col("process") == pl.col("thread")).any(),
-        has_steps=pl.col("name").str.starts_with("ProfilerStep").any(),
-        operators=pl.len(),
+    return max(
+        lanes, key=lambda lane: (rows.processes[lane] == rows.threads[lane], lane in with_steps, operators[lane])
     )
-    return int(lanes.sort("is_first", "has_steps", "operators", descending=True)["lane"][0])
 
 
 def lane_table(
-    recording: Recording, rank: int, events: pl.DataFrame, main: int, names: Mapping[str, str]
+    recording: Recording,
+    rank: int,
+    rows: Rows,
+    kind: np.ndarray,
+    is_link: np.ndarray,
+    main: int,
+    names: Mapping[str, str],
 ) -> pl.DataFrame:
-    """LANE_SCHEMA's columns, by ``lane``. ``events`` has lane, kind, is_device, is_link and the recording's
-    columns.
+    """LANE_SCHEMA's columns, by ``lane``. ``kind`` are indices into the list of kinds, by row.
 
     ``names`` are the run's own, by thread id.
     """
-    kind = pl.col("kind")
-    busy = kind.is_in([item.value for item in COMPUTATION])
-    lanes = (
-        events.group_by("lane")
-        .agg(
-            pl.col("process", "thread").first(),
-            is_device=pl.col("is_device").any(),
-            is_profiler=(pl.col("category") == "Trace").all(),
-            has_links=pl.col("is_link").any(),
-            has_gloo=pl.col("name").str.starts_with("gloo:").any(),
-            has_backward=pl.col("name").str.starts_with("autograd::engine::").any(),
-            has_work=kind.is_in([item.value for item in WORK]).any(),
-            has_ranges=kind.is_in([Kind.WAIT.value, Kind.ANNOTATION.value]).any(),
-            compute_ns=pl.when(busy).then(pl.col("duration_ns")).otherwise(0).sum(),
-        )
-        .sort("lane")
-    )
-    rows = lanes.to_dicts()
-    called = _names(rows, recording, main, names)
-    primary = max(rows, key=lambda row: (row["compute_ns"], row["lane"] == main))["lane"] if rows else -1
-    order = sorted(rows, key=lambda row: _order(row, primary, main))
+    count = len(rows.threads)
+
+    def holds(chosen: np.ndarray) -> list[bool]:
+        return (np.bincount(rows.lane[chosen], minlength=count) > 0).tolist()
+
+    def one_of(kinds: Collection[Kind]) -> np.ndarray:
+        return np.array([item in kinds for item in Kind], bool)[kind]
+
+    busy = one_of(COMPUTATION)
+    columns = {
+        "lane": list(range(count)),
+        "process": rows.processes,
+        "thread": rows.threads,
+        "is_device": holds(rows.is_device),
+        "is_profiler": [not other for other in holds(~rows.in_categories(("Trace",)))],
+        "has_links": holds(is_link),
+        "has_gloo": holds(rows.named(_GLOO)),
+        "has_backward": holds(rows.named(_BACKWARD)),
+        "has_work": holds(one_of(WORK)),
+        "has_ranges": holds(one_of((Kind.WAIT, Kind.ANNOTATION))),
+        "compute_ns": np.bincount(rows.lane[busy], rows.duration_ns[busy], minlength=count).astype(np.int64).tolist(),
+    }
+    lanes = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    called = _names(lanes, recording, main, names)
+    primary = max(lanes, key=lambda row: (row["compute_ns"], row["lane"] == main))["lane"] if lanes else -1
+    order = sorted(lanes, key=lambda row: _order(row, primary, main))
     place = {row["lane"]: index for index, row in enumerate(order)}
-    return lanes.select(
-        rank=pl.lit(rank, pl.Int32),
-        lane=pl.col("lane").cast(pl.Int32),
-        name=pl.Series([called[row["lane"]] for row in rows], dtype=pl.String),
-        is_device="is_device",
-        process="process",
-        thread="thread",
-        sort=pl.Series([place[row["lane"]] for row in rows], dtype=pl.Int32),
+    return pl.DataFrame(
+        {
+            "rank": [rank] * count,
+            "lane": columns["lane"],
+            "name": [called[lane] for lane in columns["lane"]],
+            "is_device": columns["is_device"],
+            "process": rows.processes,
+            "thread": rows.threads,
+            "sort": [place[lane] for lane in columns["lane"]],
+        },
+        schema=LANE_SCHEMA,
     )
 
 

@@ -1,203 +1,114 @@
-"""Opens what people have on disk: Kineto files, a folder of them, or a run folder."""
+"""Opens what people have on disk, whatever it is: ``sources`` finds the files, ``reading`` reads them, this joins."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 import polars as pl
 
-from ..base.errors import RunFolderError, TraceError
+from ..base.errors import TraceError
 from ..base.provenance import Provenance
-from ..experiment.run_folder import RankFolder, RunFolder, read_json, read_json_lines
-from .kineto import Recording, read_recording
-from .spans import RankTables, rank_tables
-from .table import LANE_SCHEMA, SPAN_SCHEMA, STEP_SCHEMA, Note, Trace
+from .align import aligned
+from .parts import Part, Role
+from .ranks import as_rank, ranked
+from .reading import read_all
+from .recorder_join import with_recorder
+from .runs import note_other_rank, note_unread, read_run
+from .selection import Window, chosen, selected
+from .sources import Found, Paths, find_sources
+from .spans import RankTables
+from .table import GROUP_SCHEMA, LANE_SCHEMA, SPAN_SCHEMA, STEP_SCHEMA, Note, Trace
 
-_NAMES_OF_TRACES = re.compile(r"\.json(?:\.gz)?$", re.IGNORECASE)
-_RANK_IN_NAME = re.compile(r"(?:rank|worker)[_-]?(\d{1,6})(?!\d)", re.IGNORECASE)
-_RANK_AT_END = re.compile(r"[_-](\d{1,4})\.(?:pt\.trace\.)?json(?:\.gz)?$", re.IGNORECASE)
 
-Paths = str | Path | Sequence[str | Path]
+def open_trace(
+    paths: Paths,
+    *,
+    ranks: Collection[int] | None = None,
+    steps: Collection[int] | None = None,
+    window: Window | None = None,
+    cache: bool = True,
+) -> Trace:
+    """What was recorded, of all ranks, steps and times or of the chosen ones.
 
+    ``paths`` is a path or several, a glob, a folder, a tar or zip, or a run folder, which also tells its experiment,
+    its environment and each rank's metrics and memory in ``Trace.about``. What a file is, its content decides: Kineto
+    JSON (gzipped or not), an Nsight Systems SQLite export, a flight recorder's dump (pickle or JSON), an allocator
+    snapshot. A rank comes from the file itself, else from its name, else from its folder's; a file that tells none is
+    numbered, with a note. ``window`` is (start_ms, end_ms) from the recording's earliest time. Files of more than 4 MB
+    are kept as tables in ``.fsdpviz_cache`` beside them, or in the user's cache folder, and open from there the next
+    time; ``cache=False`` neither looks nor writes there.
 
-def open_trace(paths: Paths, *, ranks: Collection[int] | None = None) -> Trace:
-    """What was recorded, of all ranks or of the chosen ones.
-
-    ``paths`` is one path or several: Kineto JSON (gzipped or not), a folder of such files, or a run folder,
-    which also tells its experiment, its environment and each rank's metrics and memory in ``Trace.about``.
-    A rank comes from the file itself, else from its name, else from its folder's; a file that tells none is
-    numbered, with a note. Raises TraceError, one line with the file and the cause.
+    Raises TraceError, one line with the file and the cause.
     """
-    given = [Path(paths)] if isinstance(paths, str | Path) else [Path(path) for path in paths]
-    if not given:
-        raise TraceError("no path was given; give a trace file, a folder of them or a run folder")
-    for path in given:
-        if not path.exists():
-            raise TraceError(f"{path} does not exist")
-    runs = [path for path in given if path.is_dir() and RunFolder.looks_like_one(path)]
-    if runs and len(given) > 1:
-        raise TraceError(f"a run folder opens alone; {runs[0]} was given with others. Open each, then compare them")
-    return _open_run(RunFolder(runs[0]), ranks) if runs else _open_files(given, ranks)
+    with ExitStack() as stack:
+        found = find_sources(paths, stack)
+        trace = _open_run(found, ranks, cache) if found.run else _open_files(found, ranks, cache)
+    return selected(trace, steps, window)
 
 
-# -- a run folder
-
-
-def _open_run(folder: RunFolder, ranks: Collection[int] | None) -> Trace:
-    about: dict[str, Any] = {
-        "folder": str(folder.path),
-        "experiment": _json(folder.experiment),
-        "environment": _json(folder.environment),
-        "result": _json(folder.result),
-        "metrics": {},
-        "memory": {},
-    }
-    notes: list[Note] = []
+def _open_run(found: Found, ranks: Collection[int] | None, cache: bool) -> Trace:
+    assert found.run is not None
+    run = read_run(found.run, found.run_name, ranks)
+    notes = [*found.notes, *run.notes]
     tables: list[RankTables] = []
-    present = list(folder.ranks())
-    for rank in _chosen(present, ranks, folder.path):
-        files = folder.rank(rank)
-        about["metrics"][str(rank)] = _json_lines(files.metrics)
-        about["memory"][str(rank)] = _json(files.memory)
-        if error := _json(files.error):
-            notes.append(Note(f"rank {rank} raised", 1, str(error.get("message", ""))[:200]))
-        if table := _rank_of_run(files, rank, notes):
-            tables.append(table)
-    if not folder.is_finished:
-        notes.insert(0, Note("unfinished run: it has no result.json, and what is there may be incomplete", 1))
-    return _joined(tables, _provenance(about["environment"]), notes, about)
-
-
-def _rank_of_run(files: RankFolder, rank: int, notes: list[Note]) -> RankTables | None:
-    """A run that was stopped while it wrote leaves damaged files: what opens is opened, and the rest is
-    noted.
-    """
-    if not files.trace.is_file():
-        return None
-    try:
-        recording = read_recording(files.trace)
-    except TraceError as error:
-        notes.append(Note(f"the trace of rank {rank} could not be read", 1, str(error)))
-        return None
-    if recording.rank not in (None, rank):
-        notes.append(
-            Note(
-                f"the folder says rank {rank}, its trace another; the folder was believed",
-                1,
-                str(recording.rank),
-            )
-        )
-    names = {str(thread): str(name) for thread, name in _json(files.lanes).items()}
-    return rank_tables(recording, rank, names)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    try:
-        return read_json(path)
-    except RunFolderError as error:
-        raise TraceError(str(error)) from error
-
-
-def _json_lines(path: Path) -> list[dict[str, Any]]:
-    try:
-        return read_json_lines(path)
-    except RunFolderError as error:
-        raise TraceError(str(error)) from error
-
-
-def _provenance(environment: Mapping[str, Any]) -> Provenance:
-    try:
-        return Provenance(environment.get("provenance"))
-    except ValueError:
-        return Provenance.RECORDED_ELSEWHERE
-
-
-# -- loose files
-
-
-def _open_files(given: Sequence[Path], ranks: Collection[int] | None) -> Trace:
-    recordings, notes = _recordings(given)
-    ranked = _ranked(recordings, notes)
-    chosen = _chosen(sorted(ranked), ranks, given[0])
-    about = {
-        "files": {str(rank): str(ranked[rank].path) for rank in chosen},
-        "headers": {str(rank): ranked[rank].header for rank in chosen},
-    }
-    tables = [rank_tables(ranked[rank], rank) for rank in chosen]
-    return _joined(tables, Provenance.RECORDED_ELSEWHERE, notes, about)
-
-
-def _recordings(given: Sequence[Path]) -> tuple[list[Recording], list[Note]]:
-    """Files that were named must be traces; a folder's files that are none are noted and left out."""
-    recordings: list[Recording] = []
-    refused: list[TraceError] = []
-    for path in given:
-        if not path.is_dir():
-            recordings.append(read_recording(path))
+    for rank, parts in zip(run.sources, read_all(list(run.sources.values()), cache=cache), strict=True):
+        if isinstance(parts, TraceError):
+            note_unread(rank, parts, notes)
             continue
-        files = sorted(file for file in path.rglob("*") if _NAMES_OF_TRACES.search(file.name) and file.is_file())
-        if not files:
-            raise TraceError(f"{path} holds no file that ends in .json or .json.gz, and is no run folder")
-        for file in files:
-            try:
-                recordings.append(read_recording(file))
-            except TraceError as error:
-                refused.append(error)
-    if not recordings:
-        raise refused[0]
-    notes = [Note("files of the folder that are no traces, left out", len(refused), str(refused[0]))] if refused else []
-    return recordings, notes
+        note_other_rank(rank, parts, notes)
+        tables += [with_recorder(as_rank(part.tables, rank), run.dumps[rank]) for part in parts]
+    return aligned(_joined(tables, run.provenance, notes, run.about))
 
 
-def _ranked(recordings: Sequence[Recording], notes: list[Note]) -> dict[int, Recording]:
-    ranked: dict[int, Recording] = {}
-    unknown: list[Recording] = []
-    for recording in recordings:
-        rank = _rank(recording)
-        if rank is None:
-            unknown.append(recording)
-        elif rank in ranked:
-            raise TraceError(
-                f"each rank has one file; {ranked[rank].path} and {recording.path} both are rank {rank}. "
-                "Open the files of one run at a time"
-            )
+def _open_files(found: Found, ranks: Collection[int] | None, cache: bool) -> Trace:
+    notes = [*found.notes]
+    parts = _read_files(found, ranks, cache, notes)
+    traces = [part for part in parts if part.role is Role.TRACE]
+    dumps = [part for part in parts if part.role is Role.DUMP]
+    snapshots = [part for part in parts if part.role is Role.SNAPSHOT]
+    if traces and dumps:
+        what = "flight-recorder dumps beside traces, left out; open them by themselves"
+        notes.append(Note(what, len(dumps), dumps[0].short_name))
+    by_rank = ranked(traces or dumps or snapshots, notes)
+    added = ranked(snapshots, notes) if traces or dumps else {}
+    present = sorted(by_rank)
+    name = found.sources[0].name
+    kept = chosen(present, ranks, name)
+    about = _about({rank: by_rank[rank] for rank in kept}, {rank: added[rank] for rank in added if rank in kept})
+    tables = [as_rank(by_rank[rank].tables, rank) for rank in kept]
+    trace = _joined(tables, Provenance.RECORDED_ELSEWHERE, notes, about)
+    # a dump's times are those of the host's clock and of the issue: its ends are not when a collective ended
+    return aligned(trace) if traces else trace
+
+
+def _read_files(found: Found, ranks: Collection[int] | None, cache: bool, notes: list[Note]) -> list[Part]:
+    """Files that were named must be traces; those of a folder or an archive that are none are noted and left out."""
+    parts: list[Part] = []
+    refused = [*found.refused]
+    for source, read in zip(found.sources, read_all(found.sources, ranks, cache=cache), strict=True):
+        if not isinstance(read, TraceError):
+            parts += read
+        elif source.is_named:
+            raise read
         else:
-            ranked[rank] = recording
-    free = (number for number in range(len(recordings)) if number not in set(ranked))
-    for recording in unknown:
-        ranked[next(free)] = recording
-    if unknown:
-        notes.append(Note("files that tell no rank, numbered in order", len(unknown), unknown[0].path.name))
-    return ranked
+            refused.append(read)
+    if not parts:
+        raise refused[0]
+    if refused:
+        notes.append(Note("files of the folder that are no traces, left out", len(refused), str(refused[0])))
+    return parts
 
 
-def _rank(recording: Recording) -> int | None:
-    if recording.rank is not None:
-        return recording.rank
-    path = recording.path.absolute()
-    for pattern, text in (
-        (_RANK_IN_NAME, path.name),
-        (_RANK_AT_END, path.name),
-        (_RANK_IN_NAME, path.parent.name),
-    ):
-        if match := pattern.search(text):
-            return int(match[1])
-    return None
-
-
-# -- both
-
-
-def _chosen(present: Sequence[int], wanted: Collection[int] | None, path: Path) -> list[int]:
-    if wanted is None:
-        return list(present)
-    missing = sorted(set(wanted) - set(present))
-    if missing:
-        raise TraceError(f"{path} has ranks {list(present)}; asked for {missing}")
-    return [rank for rank in present if rank in wanted]
+def _about(by_rank: Mapping[int, Part], added: Mapping[int, Part]) -> dict[str, Any]:
+    """``files`` by rank, and whatever the parts say, by section and rank."""
+    about: dict[str, Any] = {"files": {str(rank): part.name for rank, part in by_rank.items()}, "headers": {}}
+    for parts in (by_rank, added):
+        for rank, part in parts.items():
+            for section, value in part.about.items():
+                about.setdefault(section, {})[str(rank)] = value
+    return about
 
 
 def _joined(
@@ -207,6 +118,7 @@ def _joined(
         spans=pl.concat([pl.DataFrame(schema=SPAN_SCHEMA), *(table.spans for table in tables)]),
         lanes=pl.concat([pl.DataFrame(schema=LANE_SCHEMA), *(table.lanes for table in tables)]),
         steps=pl.concat([pl.DataFrame(schema=STEP_SCHEMA), *(table.steps for table in tables)]),
+        groups=pl.concat([pl.DataFrame(schema=GROUP_SCHEMA), *(table.groups for table in tables)]),
         provenance=provenance,
         notes=_summed([*notes, *(note for table in tables for note in table.notes)]),
         about=about,

@@ -11,12 +11,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-from isal import igzip_lib, isal_zlib
-
 from ..base.errors import TraceError
 from .table import Note
 
-_GZIP_ERROR: type[Exception] = igzip_lib.IsalError  # type: ignore[assignment]  # isal's stub says an instance
 _CONTROL = bytes(range(0x20)).translate(None, b"\t\n\r")
 _TO_SPACE = bytes(0x20 if byte < 0x20 else byte for byte in range(256))
 _NOT_JSON_NUMBER = re.compile(rb"(?<=[:,\[])\s*-?(?:NaN|Infinity|nan|inf)(?=\s*[,\]}])")
@@ -31,47 +28,8 @@ _OTHER_FORMATS = (
 )
 
 
-def read_bytes(path: Path) -> tuple[bytes, list[Note]]:
-    """The file's bytes, unpacked where it is gzip, and a note if the gzip stream ends before its end.
-
-    Raises TraceError for a file that cannot be read, is empty, or is plainly something else than JSON.
-    """
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise TraceError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from error
-    notes: list[Note] = []
-    if data[:2] == b"\x1f\x8b":
-        data, cause = _gunzip(data)
-        if cause:
-            if not data:
-                raise TraceError(f"{path} is a damaged gzip file, and nothing in it is whole: {cause}")
-            notes.append(Note("gzip stream that ends too early; what is whole was read", 1, cause))
-    _refuse_other_formats(path, data)
-    return data.removeprefix(b"\xef\xbb\xbf"), notes
-
-
-def _gunzip(data: bytes) -> tuple[bytes, str]:
-    """What could be unpacked, and why there is no more ("" when all is there)."""
-    pieces: list[bytes] = []
-    while data:
-        unpacker = isal_zlib.decompressobj(wbits=31)
-        try:
-            for start in range(0, len(data), 1 << 20):
-                pieces.append(unpacker.decompress(data[start : start + (1 << 20)]))
-                if unpacker.eof:
-                    data = unpacker.unused_data + data[start + (1 << 20) :]
-                    break
-        except _GZIP_ERROR as error:
-            return b"".join(pieces), str(error)
-        if not unpacker.eof:
-            return b"".join(pieces), "cut short"
-        if data[:2] != b"\x1f\x8b":  # a further member, or padding
-            break
-    return b"".join(pieces), ""
-
-
-def _refuse_other_formats(path: Path, data: bytes) -> None:
+def refuse_other_formats(path: Path, data: bytes) -> None:
+    """Raises TraceError for what begins as a file of another kind, or as none."""
     head = data[:512].lstrip(b"\xef\xbb\xbf \t\r\n")
     if not head:
         raise TraceError(f"{path} is empty; a trace is a JSON file with traceEvents")
@@ -121,7 +79,7 @@ def salvage(data: bytes) -> tuple[list[bytes], dict[str, Any], list[Note]] | Non
         start = text.index("[") + 1
     else:
         return None
-    events, end, skipped, is_cut = _whole_events(text, start)
+    events, end, skipped, is_cut = whole_events(text, start)
     notes = []
     if skipped:
         notes.append(Note("events that are no JSON, left out", len(skipped), skipped[0]))
@@ -132,7 +90,7 @@ def salvage(data: bytes) -> tuple[list[bytes], dict[str, Any], list[Note]] | Non
     return events, header, notes
 
 
-def _whole_events(text: str, position: int) -> tuple[list[bytes], int, list[str], bool]:
+def whole_events(text: str, position: int) -> tuple[list[bytes], int, list[str], bool]:
     """Texts of the events from ``position``, where they end, what was skipped, and whether the list never
     closes.
     """

@@ -9,14 +9,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 
 from ..base.kinds import Kind
 from ..base.provenance import Provenance
+from .dtypes import ITEM_BYTES_OF
+
+if TYPE_CHECKING:
+    import pandas
+
+    from .validate import Validation
 
 KIND = pl.Enum([kind.value for kind in Kind])
+DTYPE = pl.Enum([*ITEM_BYTES_OF])
 
 SPAN_SCHEMA: dict[str, Any] = {
     "rank": pl.Int32,
@@ -32,6 +41,19 @@ SPAN_SCHEMA: dict[str, Any] = {
     "group": pl.String,  # process group, null where unknown
     "launch": pl.Int64,  # correlation id that joins a device span to its launch, null where there is none
     "depth": pl.Int16,  # nesting inside the lane, 0 outermost
+    "issued_lane": pl.Int32,  # host lane of the launch, of gloo's issuing operator; null where the file has none
+    "issued_ns": pl.Int64,  # when it was issued; null where the file has no launch
+    "dtype": DTYPE,  # element type of a collective; null where unknown
+    "group_size": pl.Int32,  # ranks that take part in a collective; null where unknown
+    "sequence": pl.Int64,  # number of a collective within its group, the same on all its ranks; null where unknown
+}
+
+GROUP_SCHEMA: dict[str, Any] = {
+    "rank": pl.Int32,
+    "group": pl.String,  # as Trace.spans names it
+    "description": pl.String,  # "default_pg", "mesh_shard"; null where unknown
+    "size": pl.Int32,  # ranks in it; null where unknown
+    "ranks": pl.List(pl.Int32),  # null where unknown
 }
 
 LANE_SCHEMA: dict[str, Any] = {
@@ -42,6 +64,15 @@ LANE_SCHEMA: dict[str, Any] = {
     "process": pl.String,  # pid as the file writes it
     "thread": pl.String,  # tid as the file writes it
     "sort": pl.Int32,  # order in a picture, 0 on top
+}
+
+CLOCK_SCHEMA: dict[str, Any] = {
+    "rank": pl.Int32,
+    "offset_ns": pl.Int64,  # what was added to the rank's times at the recording's origin
+    "drift_ppm": pl.Float64,  # and what more per million ns since then; 0 where the recording is too short to tell
+    "residual_ns": pl.Int64,  # median |difference| of matched ends to the reference rank, after; null if none matched
+    "matched": pl.Int32,  # collectives whose ends were compared
+    "method": pl.String,  # trace.align.Method
 }
 
 STEP_SCHEMA: dict[str, Any] = {"rank": pl.Int32, "step": pl.Int32, "start_ns": pl.Int64, "end_ns": pl.Int64}
@@ -75,10 +106,53 @@ class Trace:
     provenance: Provenance
     notes: tuple[Note, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
+    groups: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GROUP_SCHEMA))
+    clock: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=CLOCK_SCHEMA))
+
+    @cached_property
+    def collectives(self) -> pl.DataFrame:
+        """Every transfer between ranks: ``collectives.COLLECTIVE_SCHEMA``. Made when first asked for."""
+        from .collectives import collective_table
+
+        return collective_table(self)
+
+    @cached_property
+    def units(self) -> pl.DataFrame:
+        """What FSDP moved for each unit, for whom, by whom and when: ``units.UNIT_SCHEMA``. Made when first
+        asked for; empty for a recording without FSDP's ranges.
+        """
+        from .units import unit_table
+
+        return unit_table(self)
+
+    def validate(self) -> Validation:
+        """Which analyses this recording supports, and for the others, in words, why not."""
+        from .validate import validation
+
+        return validation(self)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The spans, with pandas' nullable types; ``export.pandas_frame`` does the same for the other tables."""
+        from .export import pandas_frame
+
+        return pandas_frame(self.spans)
+
+    def write_parquet(self, folder: str | Path) -> Path:
+        """Writes all tables and what the files said into a folder of its own, and returns it."""
+        from .export import write_folder
+
+        return write_folder(self, folder)
+
+    @staticmethod
+    def read_parquet(folder: str | Path) -> Trace:
+        """The trace that ``write_parquet`` wrote, every column and type as it was."""
+        from .export import read_folder
+
+        return read_folder(folder)
 
     @cached_property
     def ranks(self) -> list[int]:
-        return self.spans["rank"].unique().sort().to_list()
+        return np.unique(self.spans["rank"].to_numpy()).tolist()
 
     @cached_property
     def origin_ns(self) -> int:

@@ -15,11 +15,12 @@ class Windows(Generic[Name]):
 
     def __init__(self, windows: Iterable[tuple[int, int, int, Name]]) -> None:
         """From tuples of lane, start_ns, end_ns, name."""
-        ordered = sorted(windows, key=lambda window: (window[0], window[1], -window[2]))
-        self.lane = np.array([window[0] for window in ordered], np.int64)
-        self.start_ns = np.array([window[1] for window in ordered], np.int64)
-        self.end_ns = np.array([window[2] for window in ordered], np.int64)
-        self.names: Sequence[Name] = [window[3] for window in ordered]
+        given = list(windows)
+        lanes, starts, ends, _ = zip(*given, strict=True) if given else ((), (), (), ())
+        lane, start_ns, end_ns = (np.array(values, np.int64) for values in (lanes, starts, ends))
+        order = np.lexsort((-end_ns, start_ns, lane))
+        self.lane, self.start_ns, self.end_ns = lane[order], start_ns[order], end_ns[order]
+        self.names: Sequence[Name] = [given[index][3] for index in order.tolist()]
 
     def __len__(self) -> int:
         return len(self.names)
@@ -33,8 +34,10 @@ class Windows(Generic[Name]):
             points = np.flatnonzero(lanes == lane)
             if not len(points):
                 continue
-            points = points[np.argsort(times_ns[points], kind="stable")]
             times = times_ns[points]
+            if not (times[1:] >= times[:-1]).all():
+                points = points[np.argsort(times, kind="stable")]
+                times = times_ns[points]
             mine = np.flatnonzero(self.lane == lane)
             first = np.searchsorted(times, self.start_ns[mine], "left")
             last = np.searchsorted(times, self.end_ns[mine], "left")
@@ -91,3 +94,27 @@ def holds_any(
             before = np.searchsorted(mark_starts, start_ns[rows], "left")
             found[rows] = np.searchsorted(mark_starts, end_ns[rows], "left") > before
     return found
+
+
+def union(starts_ns: np.ndarray, ends_ns: np.ndarray) -> np.ndarray:
+    """The time that at least one of the spans covers: sorted, disjoint rows [start, end) of an int64 array (n, 2)."""
+    order = np.argsort(starts_ns, kind="stable")
+    starts_ns, latest_ns = starts_ns[order], np.maximum.accumulate(ends_ns[order])
+    if not len(starts_ns):
+        return np.zeros((0, 2), np.int64)
+    begins = np.flatnonzero(np.concatenate(([True], starts_ns[1:] > latest_ns[:-1])))
+    return np.column_stack((starts_ns[begins], latest_ns[np.append(begins[1:], len(latest_ns)) - 1]))
+
+
+def covered_ns(intervals: np.ndarray, starts_ns: np.ndarray, ends_ns: np.ndarray) -> np.ndarray:
+    """How much of each [start, end) the disjoint, sorted intervals cover, in ns (int64)."""
+    if not len(intervals):
+        return np.zeros(len(starts_ns), np.int64)
+    before = np.concatenate(([0], np.cumsum(intervals[:, 1] - intervals[:, 0])))
+
+    def until(times_ns: np.ndarray) -> np.ndarray:
+        at = np.searchsorted(intervals[:, 0], times_ns, "right")
+        last = np.maximum(at - 1, 0)
+        return before[at] - np.where(at > 0, np.maximum(intervals[last, 1] - times_ns, 0), 0)
+
+    return until(ends_ns) - until(starts_ns)

@@ -341,6 +341,49 @@ def test_a_forward_inside_backward_is_recompute(tmp_path: Path) -> None:
     ]
 
 
+def recorded(name: str, start: float, duration: float, **more: Any) -> dict[str, Any]:
+    """An operator that autograd recorded: in forward, or when a checkpointed block runs again."""
+    return op(name, start, duration, **{"Sequence number": 9, "Fwd thread id": 0, **more})
+
+
+def backward_of_a_checkpointed_block() -> list[dict[str, Any]]:
+    node = {"Sequence number": 3, "Fwd thread id": 1, "thread": WORKER}
+    return [
+        recorded("aten::linear", 0, 5),
+        mark("FSDP::pre_backward (a)", 10, 1, thread=WORKER),
+        op("autograd::engine::evaluate_function: GeluBackward0", 20, 40, **node),
+        op("GeluBackward0", 21, 38, **node),
+        recorded("aten::linear", 22, 10, thread=WORKER),
+        op("aten::addmm", 23, 8, thread=WORKER),
+        *launched("kernel", "sgemm_again", 25, 100, 10, correlation=1, launch_thread=WORKER),
+        op("aten::gelu_backward", 40, 10, thread=WORKER),
+        *launched("kernel", "gelu_backward", 42, 120, 10, correlation=2, launch_thread=WORKER),
+        mark("FSDP::post_backward_reduce (a)", 70, 1, thread=WORKER),
+    ]
+
+
+def test_operators_that_autograd_records_inside_backward_are_recompute(tmp_path: Path) -> None:
+    assert work(opened(tmp_path, backward_of_a_checkpointed_block())) == [
+        ("sgemm_again", "compute", "a", "recompute", None),
+        ("gelu_backward", "compute", "a", "backward", None),
+    ]
+
+
+def test_recompute_on_the_cpu(tmp_path: Path) -> None:
+    events = [event for event in backward_of_a_checkpointed_block() if event["cat"] not in ("kernel", "cuda_runtime")]
+    assert [(row[0], row[3]) for row in work(opened(tmp_path, events))] == [
+        ("aten::linear", "forward"),
+        ("aten::linear", "recompute"),
+        ("aten::gelu_backward", "backward"),
+    ]
+
+
+def test_a_backward_that_is_differentiated_is_no_recompute(tmp_path: Path) -> None:
+    """With create_graph backward's own operators are recorded too: nothing tells which ones run again."""
+    events = [*backward_of_a_checkpointed_block(), recorded("aten::tanh_backward", 52, 5, thread=WORKER)]
+    assert {row[3] for row in work(opened(tmp_path, events))} == {"backward"}
+
+
 def test_ranges_that_the_recording_cut(tmp_path: Path) -> None:
     events = [
         mark("FSDP::post_forward (a)", 0, 2),  # its pre_forward was before the window

@@ -5,7 +5,15 @@ from __future__ import annotations
 import pytest
 
 from fsdpviz.base.kinds import Kind
-from fsdpviz.trace.classify import collective_in, device_kind, host_kind, is_cpu_work, link_kind
+from fsdpviz.trace.classify import (
+    collective_in,
+    device_kind,
+    host_kind,
+    is_cpu_work,
+    is_optimizer_kernel,
+    is_wait_argument,
+    link_kind,
+)
 
 
 @pytest.mark.parametrize(
@@ -27,6 +35,20 @@ from fsdpviz.trace.classify import collective_in, device_kind, host_kind, is_cpu
         ),
         ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData*)", Kind.ALL_REDUCE),
         ("void one_shot_all_reduce_kernel<float>(float*)", Kind.ALL_REDUCE),
+        ("ncclAllReduceRingLLKernel_sum_f32(ncclColl)", Kind.ALL_REDUCE),  # NCCL 2.4
+        ("ncclBroadcastRingLLKernel_copy_i8(ncclColl)", Kind.BROADCAST),
+        ("ncclSendRecvKernel_copy_i8(ncclColl)", Kind.P2P),
+        ("ncclReduceScatterTreeLLKernel_sum_f16(ncclColl)", Kind.REDUCE_SCATTER),
+        ("ncclSymkDevKernel_AllGather_LL(ncclSymkDevWorkArgs4K)", Kind.ALL_GATHER),  # NCCL 2.27's symmetric kernels
+        ("ncclDevKernel_Generic(ncclDevComm*, unsigned long, ncclWork*)", Kind.P2P),
+        ("ncclDevKernel_Generic_1(ncclDevKernelArgsStorage<4096ul>)", Kind.P2P),  # RCCL
+        ("mscclKernel_Sum_half_LL_false(ncclDevComm*, mscclAlgo*)", Kind.P2P),
+        ("void (anonymous namespace)::multimem_one_shot_all_reduce_kernel<float, 16>(float*)", Kind.ALL_REDUCE),
+        ("void (anonymous namespace)::two_shot_all_reduce_kernel_inplace<float, 16>(float**)", Kind.ALL_REDUCE),
+        ("void (anonymous namespace)::multimem_all_gather_kernel<16>(char*, char*)", Kind.ALL_GATHER),
+        ("void sglang::cross_device_reduce_2stage<half, 8>(sglang::RankData*)", Kind.ALL_REDUCE),
+        ("void deep_ep::internode::dispatch<false, 8>(int4*)", Kind.ALL_TO_ALL),
+        ("void deep_ep::intranode::combine<__nv_bfloat16, 8>(__nv_bfloat16*)", Kind.ALL_TO_ALL),
         # a kernel of synchronised batch norm works; so does one that reduces on its own device
         ("void at::native::batch_norm_backward_reduce_kernel<float, SyncBatchNorm>(float*)", Kind.COMPUTE),
         ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>(float*)", Kind.COMPUTE),
@@ -80,6 +102,7 @@ def test_copies(category: str, name: str, parent: str, kind: Kind) -> None:
         ("cpu_op", "_c10d_functional::wait_tensor", Kind.WAIT),
         ("cpu_op", "aten::mm", Kind.HOST),
         ("cuda_runtime", "cudaStreamWaitEvent", Kind.HOST),
+        ("cuda_runtime", "cudaStreamSynchronize", Kind.HOST),
         ("cuda_driver", "cuLaunchKernel", Kind.HOST),
         ("python_function", "train.py(3): step", Kind.HOST),
         ("overhead", "Activity Buffer Request", Kind.HOST),
@@ -130,6 +153,26 @@ def test_work_on_the_cpu(name: str, works: bool) -> None:
 )
 def test_collectives_in_any_spelling(text: str, kind: Kind | None) -> None:
     assert collective_in(text) is kind
+
+
+@pytest.mark.parametrize(
+    ("name", "steps"),
+    [
+        ("void at::native::(anonymous namespace)::multi_tensor_apply_kernel<FusedAdamMathFunctor<float, 4>>()", True),
+        ("void multi_tensor_apply_kernel<TensorListMetadata<4>, AdamFunctor<float, float, int>>()", True),  # Apex
+        ("void kOptimizerStatic8bit2StateBlockwise<__half, 0, 256, 1>()", True),  # bitsandbytes
+        ("fused_sgd_kernel", True),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::AddFunctor<float>>()", False),
+        ("flash_fwd_kernel", False),
+    ],
+)
+def test_optimizers_by_name(name: str, steps: bool) -> None:
+    assert is_optimizer_kernel(name) is steps
+
+
+def test_only_a_wait_waits() -> None:
+    assert is_wait_argument("wait")
+    assert not any(is_wait_argument(name) for name in ("barrier", "allreduce", "_allgather_base", ""))
 
 
 def test_emulated_links() -> None:

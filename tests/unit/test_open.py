@@ -53,7 +53,7 @@ def test_what_the_file_says_beats_its_name(tmp_path: Path) -> None:
 
 def test_a_folder_of_ranks(tmp_path: Path) -> None:
     for rank in (0, 1, 2):
-        write_trace(tmp_path / f"rank{rank}.json.gz", [op("aten::mm", rank, 1)], rank=rank)
+        write_trace(tmp_path / f"rank{rank}.json.gz", [op("aten::mm", rank, 1)], rank=rank, host_name="node0")
     write(tmp_path / "config.json", {"lr": 0.1})
     trace = open_trace(tmp_path)
     assert trace.ranks == [0, 1, 2]

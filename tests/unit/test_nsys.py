@@ -1,0 +1,281 @@
+"""Nsight Systems' SQLite exports: through the same tables as Kineto, one rank a process."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from make_nsys import call, global_tid, push_pop, work, write_export
+from make_trace import SHARED
+
+from fsdpviz.base.errors import TraceError
+from fsdpviz.base.provenance import Provenance
+from fsdpviz.trace import Trace, open_trace
+from fsdpviz.trace.nsys_names import copy_name, range_category, range_name
+
+NSYS = SHARED / "nsys"
+recordings = pytest.mark.skipif(not NSYS.is_dir(), reason="the shared recordings are not here")
+
+KERNEL, LAUNCH, COPY, SHORT = 1, 2, 3, 4
+STRINGS = {KERNEL: "gemm<float>", LAUNCH: "cudaLaunchKernel_v7000", COPY: "cudaMemcpyAsync_v3020", SHORT: "gemm"}
+
+
+def tables(*, processes: tuple[int, ...] = (100, 200), gpus: tuple[int, ...] = (0, 1)) -> dict[str, list[dict]]:
+    """Each process, on its own GPU, gathers unit ``blocks.0`` from pinned memory and runs one kernel:
+
+    host   pre_forward 0…100, calls at 10 and 60 (the second after it)
+    GPU    copy 20…50 (1000 bytes, launched at 10), kernel 70…90 (launched at 110), a wait 50…70
+    """
+    made: dict[str, list[dict]] = {name: [] for name in ("KERNEL", "MEMCPY", "SYNCHRONIZATION", "RUNTIME")}
+    ranges = []
+    for process, gpu in zip(processes, gpus, strict=True):
+        ranges += [
+            push_pop(0, 100, "FSDP::pre_forward (blocks.0), op_id = 7", process=process),
+            push_pop(105, 130, "aten::mm, seq = 3, op_id = 8", process=process),
+        ]
+        made["MEMCPY"].append(
+            work(20, 50, process=process, gpu=gpu, correlation=1, copyKind=1, srcKind=1, dstKind=2, bytes=1000)
+        )
+        made["KERNEL"].append(
+            work(120, 150, process=process, gpu=gpu, correlation=2, demangledName=KERNEL, shortName=SHORT)
+        )
+        # the GPU that CUPTI states for a wait is 0 for all; its context tells
+        made["SYNCHRONIZATION"].append(work(50, 70, process=process, gpu=0, correlation=3, syncType=2))
+        made["RUNTIME"] += [
+            call(10, 12, process=process, correlation=1, name=COPY),
+            call(110, 112, process=process, correlation=2, name=LAUNCH),
+        ]
+    return {f"CUPTI_ACTIVITY_KIND_{name}": rows for name, rows in made.items()} | {"NVTX_EVENTS": ranges}
+
+
+def made(path: Path, content: dict[str, list[dict]] | None = None, strings: dict[int, str] | None = None) -> Trace:
+    return open_trace(write_export(path, tables() if content is None else content, strings or STRINGS))
+
+
+def row(trace: Trace, rank: int, **where: Any) -> dict[str, Any]:
+    return trace.spans.filter(pl.col("rank") == rank).row(by_predicate=pl.col("name") == where["name"], named=True)
+
+
+def test_two_gpus_in_one_file_are_two_ranks(tmp_path: Path) -> None:
+    trace = made(tmp_path / "no_ending_that_tells")
+    assert trace.ranks == [0, 1]
+    assert trace.provenance is Provenance.RECORDED_ELSEWHERE
+    for rank in (0, 1):
+        copy = row(trace, rank, name="Memcpy HtoD (Pinned -> Device)")
+        assert (copy["start_ns"], copy["duration_ns"], copy["bytes"]) == (20, 30, 1000)
+        assert (copy["kind"], copy["unit"], copy["phase"], copy["launch"]) == ("h2d", "blocks.0", "forward", 1)
+        kernel = row(trace, rank, name="gemm<float>")
+        assert (kernel["kind"], kernel["unit"], kernel["start_ns"], kernel["duration_ns"]) == ("compute", None, 120, 30)
+        assert row(trace, rank, name="FSDP::pre_forward (blocks.0)")["kind"] == "annotation"
+        assert row(trace, rank, name="aten::mm")["kind"] == "host"
+        assert row(trace, rank, name="cudaLaunchKernel")["kind"] == "host"
+        assert row(trace, rank, name="Stream Wait Event")["kind"] == "wait"
+        # the wait lies on this rank's own GPU, whatever the file states
+        assert trace.lanes.filter(pl.col("rank") == rank)["name"].to_list() == ["stream 7", "main thread"]
+    assert [note.what for note in trace.notes] == ["ranks taken from the GPUs' numbers; the export does not tell them"]
+    assert open_trace(tmp_path / "no_ending_that_tells", ranks=[1]).ranks == [1]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ranks", "note"),
+    [
+        ((2, 5), [2, 5], "ranks taken from the GPUs' numbers"),
+        ((0, 0), [0, 1], "ranks numbered in the order of GPU and process"),  # each process sees its own GPU only
+    ],
+)
+def test_ranks_from_gpus(tmp_path: Path, gpus: tuple[int, int], ranks: list[int], note: str) -> None:
+    trace = made(tmp_path / "t.sqlite", tables(gpus=gpus))
+    assert trace.ranks == ranks
+    assert trace.notes[0].what.startswith(note)
+
+
+def test_nccl_says_the_rank_where_its_payloads_were_exported(tmp_path: Path) -> None:
+    content = tables()
+    for process, rank in ((100, 9), (200, 8)):
+        for world, number in ((2, 1), (16, rank)):  # the larger communicator is the job's
+            payload = f'{{"No. of ranks": {world}, "Rank": {number}}}'
+            content["NVTX_EVENTS"].append(push_pop(1, 2, "ncclCommInitRank", process=process, jsonText=payload))
+    assert made(tmp_path / "t.sqlite", content).ranks == [8, 9]
+
+
+@pytest.mark.parametrize(("name", "rank"), [("report_rank3.sqlite", 3), ("report.sqlite", 0)])
+def test_one_process_is_the_rank_that_the_name_tells(tmp_path: Path, name: str, rank: int) -> None:
+    assert made(tmp_path / name, tables(processes=(100,), gpus=(4,))).ranks == [rank]
+
+
+def test_one_process_with_two_gpus(tmp_path: Path) -> None:
+    """Thread 1 launches on GPU 0, thread 2 on GPU 1, thread 3 on none: it is shown with the first GPU."""
+    content: dict[str, list[dict]] = {
+        "CUPTI_ACTIVITY_KIND_KERNEL": [
+            work(10 * gpu, 10 * gpu + 5, process=100, gpu=gpu, correlation=gpu + 1, demangledName=KERNEL)
+            for gpu in (0, 1)
+        ],
+        "CUPTI_ACTIVITY_KIND_RUNTIME": [
+            call(1, 2, process=100, thread=gpu + 1, correlation=gpu + 1, name=LAUNCH) for gpu in (0, 1)
+        ],
+        "NVTX_EVENTS": [push_pop(0, 9, f"work {thread}", process=100, thread=thread) for thread in (1, 2, 3)],
+    }
+    trace = made(tmp_path / "t.sqlite", content)
+    names = trace.spans.filter(pl.col("kind") == "annotation").group_by("rank").agg(pl.col("name").sort()).sort("rank")
+    assert names.rows() == [(0, ["work 1", "work 3"]), (1, ["work 2"])]
+    assert trace.spans.filter(pl.col("kind") == "compute")["launch"].to_list() == [1, 2]
+
+
+def test_what_is_left_out_or_mended_is_counted(tmp_path: Path) -> None:
+    content = tables(processes=(100,), gpus=(0,))
+    content["NVTX_EVENTS"] += [
+        push_pop(140, None, "cut by the end", process=100),
+        {"start": 5, "eventType": 34, "text": "a mark", "globalTid": global_tid(100, 100)},
+        push_pop(1, 2, "elsewhere", process=300),  # a process without a GPU
+        {"start": 0, "eventType": 75, "text": "NCCL", "globalTid": global_tid(100, 100)},  # names a domain
+    ]
+    content["CUPTI_ACTIVITY_KIND_KERNEL"] += [
+        work(200, 190, process=100, gpu=0, demangledName=KERNEL),
+        work(None, 190, process=100, gpu=0, demangledName=KERNEL),  # type: ignore[arg-type]
+        work(300, 310, process=100, gpu=0, demangledName=99),  # a string that is not there
+    ]
+    trace = made(tmp_path / "t.sqlite", content)
+    assert {note.what: note.count for note in trace.notes} == {
+        "NVTX marks and other events without a duration, left out": 1,
+        "NVTX ranges that the recording's end cut, ended there": 1,
+        "GPU rows without a start or a process, left out": 1,
+        "GPU rows that do not end after they start, taken as 0 long": 1,
+        "calls and ranges of processes that used no GPU, left out": 1,
+        "device spans without a launch in the file: no unit, no phase": 2,
+        "files that tell no rank, numbered in order": 1,
+    }
+    assert row(trace, 0, name="cut by the end")["duration_ns"] == 0  # no range starts or ends later
+    assert row(trace, 0, name="kernel without a name")["duration_ns"] == 10
+
+
+def test_tables_may_be_missing_and_cells_of_any_type(tmp_path: Path) -> None:
+    content = {"CUPTI_ACTIVITY_KIND_KERNEL": [work(1, 3, process=100, gpu=0, correlation="x")]}  # type: ignore[arg-type]
+    trace = made(tmp_path / "t.sqlite", content)
+    assert trace.spans.select("name", "duration_ns", "launch").rows() == [("kernel without a name", 2, None)]
+    trace = made(tmp_path / "t.sqlite", {"NVTX_EVENTS": [push_pop(1, 3, "alone", process=100)]})
+    assert trace.spans["name"].to_list() == ["alone"]
+
+
+def test_names_that_are_no_utf8(tmp_path: Path) -> None:
+    path = write_export(tmp_path / "t.sqlite", tables(processes=(100,), gpus=(0,)), STRINGS)
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE StringIds SET value = CAST(x'67ff6d' AS TEXT) WHERE id = ?", (KERNEL,))
+    trace = open_trace(path)
+    assert row(trace, 0, name="g\ufffdm")["kind"] == "compute"
+    assert ("names with bytes that are no UTF-8, replaced", 1) in [(note.what, note.count) for note in trace.notes]
+
+
+def test_graphs_recorded_as_a_whole_are_work(tmp_path: Path) -> None:
+    content = tables(processes=(100,), gpus=(0,))
+    content["CUPTI_ACTIVITY_KIND_GRAPH_TRACE"] = [work(200, 260, process=100, gpu=0, graphId=5)]
+    assert row(made(tmp_path / "t.sqlite", content), 0, name="CUDA graph 5")["kind"] == "compute"
+
+
+def test_names() -> None:
+    assert copy_name(1, 1, 2, {}) == "Memcpy HtoD (Pinned -> Device)"
+    assert copy_name(2, 2, 0, {}) == "Memcpy DtoH (Device -> Pageable)"
+    assert copy_name(8, 2, 2, {}) == "Memcpy DtoD (Device -> Device)"
+    assert copy_name(10, 2, 2, {}) == "Memcpy PtoP (Device -> Device)"
+    assert copy_name(5, 0, 2, {5: "HTOD"}) == "Memcpy HtoD (Pageable -> Device)"  # the file's own enumeration
+    assert copy_name(None, None, 77, {}) == "Memcpy of unknown kind (Unknown -> Unknown)"
+    assert range_name("aten::mm, op_id = 3, sizes = [[1, 2], []]") == "aten::mm"
+    assert range_name("FSDP::pre_forward (a), op_id = 5") == "FSDP::pre_forward (a)"
+    assert range_name("step 3, fast") == "step 3, fast"
+    assert range_category("AddmmBackward0, seq = 12") == "cpu_op"
+    assert range_category("FSDP::pre_forward (a), op_id = 5") == "user_annotation"
+    assert range_category("my range") == "user_annotation"
+
+
+@pytest.mark.parametrize(
+    ("statements", "cause"),
+    [
+        (["CREATE TABLE t (a)"], "no export of Nsight Systems"),
+        (["CREATE TABLE StringIds (id, value)"], "no export of Nsight Systems"),
+        (["CREATE TABLE StringIds (id, value)", "CREATE TABLE NVTX_EVENTS (start)"], "no CUDA call and no NVTX range"),
+        (
+            # a view could compute for ever: it is not looked at
+            [
+                "CREATE TABLE StringIds (id, value)",
+                "CREATE TABLE META_DATA_EXPORT (name, value)",
+                "CREATE VIEW CUPTI_ACTIVITY_KIND_KERNEL AS WITH RECURSIVE n(start) AS "
+                "(SELECT 1 UNION ALL SELECT start + 1 FROM n) SELECT * FROM n",
+            ],
+            "no CUDA call and no NVTX range",
+        ),
+        (
+            # a column that is computed by a function when it is read
+            [
+                "CREATE TABLE StringIds (id, value)",
+                "CREATE TABLE NVTX_EVENTS (start, text GENERATED ALWAYS AS (hex(zeroblob(9))))",
+                "INSERT INTO NVTX_EVENTS VALUES (1)",
+            ],
+            "no CUDA call and no NVTX range",
+        ),
+    ],
+)
+def test_databases_that_are_no_export(tmp_path: Path, statements: list[str], cause: str) -> None:
+    path = tmp_path / "t.sqlite"
+    connection = sqlite3.connect(path)
+    for statement in statements:
+        connection.execute(statement)
+    connection.commit()
+    connection.close()
+    with pytest.raises(TraceError, match=cause) as caught:
+        open_trace(path)
+    assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_file_is_read_as_it_lies(tmp_path: Path) -> None:
+    path = write_export(tmp_path / "t.sqlite", tables(), STRINGS)
+    before = path.read_bytes(), path.stat().st_mtime_ns
+    open_trace(path)
+    assert (path.read_bytes(), path.stat().st_mtime_ns) == before
+    assert [child.name for child in tmp_path.iterdir()] == ["t.sqlite"]  # no journal, no lock
+
+
+# -- real recordings: counted here with SQL of its own
+
+
+@recordings
+def test_fsdp2_cpu_offload_on_two_h100() -> None:
+    path = NSYS / "fsdp2_cpu_offload_2xH100.sqlite"
+    trace = open_trace(path)
+    with sqlite3.connect(f"file:{path}?mode=ro&immutable=1", uri=True) as connection:
+        expected = connection.execute(
+            "SELECT m.deviceId, substr(n.text, 20, instr(n.text, ')') - 20), count(*), sum(m.bytes), min(m.start) "
+            "FROM CUPTI_ACTIVITY_KIND_MEMCPY m JOIN CUPTI_ACTIVITY_KIND_RUNTIME r "
+            "ON r.correlationId = m.correlationId AND r.globalTid >> 24 = m.globalPid >> 24 JOIN NVTX_EVENTS n "
+            "ON n.globalTid = r.globalTid AND n.start <= r.start AND n.end > r.start "
+            "WHERE n.text LIKE 'FSDP::pre_forward (%' AND m.copyKind = 1 GROUP BY 1, 2"
+        ).fetchall()
+    copies = trace.spans.filter((pl.col("kind") == "h2d") & (pl.col("phase") == "forward"))
+    found = copies.group_by("rank", "unit").agg(pl.len(), pl.col("bytes").sum(), pl.col("start_ns").min())
+    assert sorted(found.rows()) == sorted(expected)
+    assert sum(count for _, _, count, _, _ in expected) == 34
+    h2d = trace.spans.filter(pl.col("kind") == "h2d")
+    assert h2d.group_by("rank").agg(pl.len(), pl.col("bytes").sum()).sort("rank").rows() == [
+        (0, 133, 12784918528),
+        (1, 133, 12784918528),
+    ]
+    assert trace.spans.filter(pl.col("kind") == "compute").group_by("rank").len().sort("rank").rows() == [
+        (0, 1033),
+        (1, 1033),
+    ]
+
+
+@recordings
+def test_fsdp2_checkpointing_on_two_h100() -> None:
+    trace = open_trace(NSYS / "fsdp2_checkpointing_2xH100.sqlite")
+    assert trace.ranks == [0, 1]
+    found = trace.spans.group_by("rank", pl.col("kind").cast(pl.String)).len()
+    of = {(rank, kind): count for rank, kind, count in found.rows()}
+    # 66 kernels of NCCL's, all SendRecv; one on each rank has its launch outside the window
+    assert [of[rank, kind] for rank in (0, 1) for kind in ("all_to_all", "p2p")] == [32, 1, 32, 1]
+    assert [of[0, "compute"] + 33, of[1, "compute"] + 33] == [1993, 2017]
+    assert [of[0, "memset"], of[1, "memset"]] == [133, 136]
+    units = trace.spans.filter(pl.col("unit").is_not_null())["unit"].unique()
+    assert units.str.starts_with("blocks.").all()

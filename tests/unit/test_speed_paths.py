@@ -1,0 +1,465 @@
+"""What is done for speed and for memory changes nothing: blocks, codes, processes, Parquet."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from make_trace import KINETO, document, launched, mark, op, span, write, write_trace
+
+from fsdpviz.base.errors import TraceError
+from fsdpviz.trace import Note, Trace, blocks, events, open_trace, parallel, progress, reading
+from fsdpviz.trace.columns import Coded
+from fsdpviz.trace.export import pandas_frame
+from fsdpviz.trace.kineto import Recording, read_recording
+from fsdpviz.trace.parallel import read_together
+from fsdpviz.trace.rows import Rows
+from fsdpviz.trace.sniff import Format
+from fsdpviz.trace.sources import Source
+from fsdpviz.trace.stored import read_parts
+from fsdpviz.trace.windows import Windows
+
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+def same(first: Recording, second: Recording) -> bool:
+    return (
+        first.events.equals(second.events)
+        and (first.tensors, first.messages, first.thread_names, first.header)
+        == (second.tensors, second.messages, second.thread_names, second.header)
+        and {(note.what, note.count) for note in first.notes} == {(note.what, note.count) for note in second.notes}
+    )
+
+
+# -- blocks
+
+# strings and nested lists in which a block must not be cut, events of every shape
+TRICKY: list[Any] = [
+    op("a}, {b", 0, 1),
+    op('quoted "}, {" and \\', 1, 1, deep=[{"x": [{"y": 1}, {"z": "},{"}]}, {}]),
+    {**op("odd", 2, 1), "args": [{"a": 1}, {"b": 2}]},
+    {"ph": "s", "id": 1, "pid": 0, "tid": 0, "ts": 1, "cat": "ac2g", "name": "ac2g"},
+    {"ph": "M", "name": "thread_name", "pid": 100, "tid": 7, "args": {"name": "worker"}},
+    {"ph": "C", "name": "power", "args": {"a": 1}},
+    {"args": {"correlation": 3}, "dur": 1, "ts": 3, "tid": 1, "pid": 1, "name": "phase last", "ph": "X"},
+    5,
+    mark("gloo:all_reduce", 4, 1, **{"Input Dims": [[2, 3]], "Input type": ["float"]}),
+    op("ünïcödé ✓", 5, 1),
+    {**op("lost", 0, 1), "ts": None},
+]
+
+
+@pytest.mark.parametrize("block", [4, 7, 64, 300, 1000])
+@pytest.mark.parametrize("form", ["object", "list", "indented", "packed"])
+def test_the_size_of_a_block_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int, form: str
+) -> None:
+    content: Any = TRICKY if form == "list" else document(TRICKY * 3, rank=2, baseTimeNanoseconds=5, traceName="},{")
+    text = json.dumps(content, indent=2 if form == "indented" else None, ensure_ascii=False)
+    path = write(tmp_path / ("t.json.gz" if form == "packed" else "t.json"), text)
+    whole = read_recording(path)
+    assert len(whole.events) == (6 if form == "list" else 18)
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", block)
+    assert same(read_recording(path), whole)
+
+
+@pytest.mark.parametrize(
+    ("damage", "note"),
+    [
+        ((b"aten::op7", b"aten\x01:op7"), "control characters, replaced by spaces"),
+        ((b"aten::op7", b"aten:\xff:op7"), "bytes that are no UTF-8, replaced"),
+        ((b'"ts": 7,', b'"ts": 7, "flops": NaN,'), "NaN or infinity where JSON has none, read as null"),
+        ((b'"aten::op7", ', b'"aten::op7" '), "events that are no JSON, left out"),
+    ],
+)
+def test_damage_in_the_middle_costs_what_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: tuple[bytes, bytes], note: str
+) -> None:
+    names = [f"aten::op{index}" for index in range(40)]
+    text = json.dumps(document([op(name, index, 1) for index, name in enumerate(names)], rank=1)).encode()
+    assert damage[0] in text
+    path = write(tmp_path / "t.json", text.replace(*damage, 1))
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 500)
+    monkeypatch.setattr(events, "_DAMAGED_BYTES", 1500)
+    recording = read_recording(path)
+    found = recording.events["name"].to_list()
+    assert recording.rank == 1
+    assert [name for name in found if name in names] == [name for name in names if name != "aten::op7" or name in found]
+    assert len(found) == (39 if note.startswith("events") else 40)
+    assert [(item.what, item.count) for item in recording.notes] == [(note, 1)]
+
+
+def test_a_file_cut_anywhere_gives_the_events_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = json.dumps(document([op(f"aten::op{index}", index, 1) for index in range(12)], rank=1))
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 150)
+    start = text.index("aten::op1")
+    for cut in range(start, len(text), 3):
+        found = read_recording(write(tmp_path / "t.json", text[:cut])).events["name"].to_list()
+        assert found == [f"aten::op{index}" for index in range(len(found))]
+        assert len(found) >= text[:cut].count("}}") - 1
+
+
+def test_what_follows_the_events_may_be_longer_than_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tail = {"deviceProperties": [{"id": index} for index in range(200)], "baseTimeNanoseconds": 1000}
+    path = write(tmp_path / "t.json", {"traceEvents": [op("a", 1, 1), op("b", 2, 1)], **tail})
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 100)
+    recording = read_recording(path)
+    assert recording.events["start_ns"].to_list() == [2000, 3000]
+    assert len(recording.header["deviceProperties"]) == 200
+    assert recording.notes == ()
+
+
+def test_what_never_ends_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(events, "LONGEST_EVENT_BYTES", 1000)
+    for content, cause in (
+        ('{"a": "' + "x" * 5000, "no traceEvents in its first"),
+        ('{"traceEvents": [{"name": "' + "x" * 5000, "no event ends in"),
+        ("[" * 5000, "no event ends in"),
+    ):
+        with pytest.raises(TraceError, match=cause):
+            read_recording(write(tmp_path / "t.json", content))
+
+
+text_values = st.text(max_size=8) | st.sampled_from(["}, {", "]}", '"', "\\", "traceEvents"])
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**70), 2**70) | text_values,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text_values, inner, max_size=3),
+    max_leaves=6,
+)
+made_events = st.builds(
+    lambda name, start, duration, more: {**op(name, start, duration), "args": more},
+    st.text(max_size=12),
+    st.integers(0, 10**9),
+    st.integers(0, 10**6),
+    st.dictionaries(text_values, json_values, max_size=3),
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(st.lists(made_events | json_values, max_size=12), st.integers(1, 400))
+def test_reading_back_equals_what_was_written(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, written: list[Any], block: int
+) -> None:
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", block)
+    path = tmp_path_factory.getbasetemp() / "written.json"
+    spans = [event for event in written if isinstance(event, dict) and event.get("ph") == "X"]
+    write(path, document([op("first", 0, 1), *written]))
+    recording = read_recording(path)
+    assert recording.events["name"].to_list() == ["first", *(event["name"] for event in spans)]
+    assert recording.events["start_ns"].to_list() == [0, *(event["ts"] * 1000 for event in spans)]
+
+
+# -- codes and order
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.integers(-5, 5), st.integers(0, 3)),
+        min_size=1,
+        max_size=40,
+    )
+)
+def test_rows_are_sorted_as_promised(items: list[tuple[str, int, int, int]]) -> None:
+    columns: dict[str, Any] = {
+        "category": ["cpu_op"] * len(items),
+        "name": [str(index) for index in range(len(items))],
+        "process": [item[0] for item in items],
+        "thread": [str(item[1]) for item in items],
+        "start_ns": [item[2] for item in items],
+        "duration_ns": [item[3] for item in items],
+        "correlation": [None] * len(items),
+        "bytes": [None] * len(items),
+    }
+    frame = pl.DataFrame(columns, schema_overrides={"correlation": pl.Int64, "bytes": pl.Int64})
+    rows = Rows(Recording(Path("t"), frame, {}, {}, {}, {}, ()))
+    lanes = list(dict.fromkeys(item[:2] for item in items))  # in order of appearance
+    expected = sorted(range(len(items)), key=lambda i: (lanes.index(items[i][:2]), items[i][2], -items[i][3], i))
+    assert [int(rows.name_of(row)) for row in range(len(rows))] == expected
+    assert list(zip(rows.processes, map(int, rows.threads), strict=True)) == lanes
+
+
+def test_times_too_far_apart_for_one_number_are_sorted_too(tmp_path: Path) -> None:
+    trace = [op("late", 2 * 10**15, 1), op("early", -(10**15), 1), op("early and long", -(10**15), 2)]
+    rows = Rows(read_recording(write_trace(tmp_path / "t.json", trace)))
+    assert [rows.name_of(row) for row in range(3)] == ["early and long", "early", "late"]
+
+
+def test_a_launch_is_found_by_its_id(tmp_path: Path) -> None:
+    trace = [
+        *launched("kernel", "k1", 1, 5, 1, correlation=7),
+        *launched("kernel", "k2", 2, 7, 1, correlation=8),
+        span("kernel", "graph's", 9, 1, process=0, thread=7, correlation=8),
+        span("kernel", "orphan", 11, 1, process=0, thread=7, correlation=9),
+        span("kernel", "nameless", 12, 1, process=0, thread=7),
+    ]
+    rows = Rows(read_recording(write_trace(tmp_path / "t.json", trace)))
+    issued = {rows.name_of(row): int(at) for row, at in enumerate(rows.launches())}
+    calls = [row for row in range(len(rows)) if rows.name_of(row) == "cudaLaunchKernel"]
+    assert issued == {
+        "cudaLaunchKernel": calls[1],
+        "k1": calls[0],
+        "k2": calls[1],
+        "graph's": calls[1],
+        "orphan": -1,
+        "nameless": -1,
+    }
+
+
+def test_codes_made_afterwards_are_those_of_the_reader(tmp_path: Path) -> None:
+    recording = read_recording(write_trace(tmp_path / "t.json", TRICKY))
+    assert recording.codes is not None
+    for name, coded in recording.codes.items():
+        again = Coded.of(recording.events[name])
+        assert (again.values, again.codes.tolist()) == (coded.values, coded.codes.tolist())
+        assert coded.series().to_list() == recording.events[name].to_list()
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(0, 9)), max_size=8),
+    st.lists(st.tuples(st.integers(-1, 3), st.integers(0, 20)), max_size=8),
+)
+def test_the_innermost_window_at_a_point(
+    given_windows: list[tuple[int, int, int]], points: list[tuple[int, int]]
+) -> None:
+    windows = Windows(
+        [(lane, start, start + length, (lane, start, start + length)) for lane, start, length in given_windows]
+    )
+    found = windows.names_at(np.array([p[0] for p in points], np.int64), np.array([p[1] for p in points], np.int64))
+    for (lane, time), name in zip(points, found, strict=True):
+        around = [w for w in windows.names if w[0] == lane and w[1] <= time < w[2]]
+        assert name == (max(around, key=lambda w: (w[1], -w[2])) if around else None)
+
+
+# -- processes
+
+
+def sources(*paths: Path) -> list[Source]:
+    return [Source(path, str(path), Format.KINETO) for path in paths]
+
+
+def make(path: Path, count: int) -> Path:
+    return write_trace(path, [op(f"aten::op{index}", index, 1) for index in range(count)], rank=count)
+
+
+def read_here(source: Source) -> Any:
+    return reading.read_source(source, cache=False)
+
+
+def test_helpers_give_what_reading_gives(tmp_path: Path, no_leftovers: None) -> None:
+    paths = [make(tmp_path / f"{count}.json", count) for count in (3, 1, 2)]
+    paths.append(write(tmp_path / "bad.json", '{"traceEvents": []}'))
+
+    def read_or_error(source: Source) -> Any:
+        try:
+            return read_here(source)
+        except TraceError as error:
+            return error
+
+    heard: list[int] = []
+    found = read_together(sources(*paths), read_or_error, 1, cache=False, on_read=heard.append)
+    alone = read_together(sources(*paths), read_or_error, 0, cache=False, on_read=heard.append)
+    for one, other in zip(found[:3], alone[:3], strict=True):
+        assert isinstance(one, list)
+        assert isinstance(other, list)
+        assert one[0].tables.spans.equals(other[0].tables.spans)
+        assert (one[0].rank, one[0].about, one[0].short_name) == (other[0].rank, other[0].about, other[0].short_name)
+    assert isinstance(found[3], TraceError)
+    assert str(found[3]) == str(alone[3])
+
+
+def test_a_helper_reads_what_it_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command line of a helper works: without it everything would be read here, and no test would tell."""
+    path, out = make(tmp_path / "t.json", 4), tmp_path / "out"
+    out.mkdir()
+    bad = write(tmp_path / "bad.json", "<html>")
+    jobs = "".join(parallel.job_of(source, out, False) for source in sources(path, bad))
+    monkeypatch.setattr(sys, "argv", ["", json.dumps(sys.path)])
+    monkeypatch.setattr(sys, "stdin", io.StringIO(jobs))
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    exec(parallel._START)
+    answers = [json.loads(line) for line in sys.stdout.getvalue().splitlines()]  # type: ignore[attr-defined]
+    assert answers[0] == {}
+    assert "HTML" in answers[1]["error"]
+    assert read_parts(out, "t")[0].rank == 4
+
+
+def test_a_helper_that_dies_costs_only_its_help(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_leftovers: None
+) -> None:
+    paths = [make(tmp_path / f"{count}.json", count) for count in (1, 2, 3)]
+    monkeypatch.setattr(parallel, "_START", "raise SystemExit(1)")
+    found = read_together(sources(*paths), read_here, 1, cache=False, on_read=lambda read_bytes: None)
+    assert [len(parts[0].tables.spans) for parts in found if isinstance(parts, list)] == [1, 2, 3]
+
+
+def test_helpers_are_asked_only_where_they_pay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = [make(tmp_path / f"{count}.json", 9) for count in range(3)]
+    monkeypatch.setattr(parallel, "_cores", lambda: 2)
+    assert parallel.helpers_for(sources(*paths)) == 0
+    monkeypatch.setattr(parallel, "WORTH_BYTES", 1)
+    assert parallel.helpers_for(sources(*paths)) == 1
+    assert parallel.helpers_for(sources(paths[0])) == 0
+    monkeypatch.setattr(parallel, "_cores", lambda: 1)
+    assert parallel.helpers_for(sources(*paths)) == 0
+
+
+def test_a_folder_opens_the_same_with_helpers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "job"
+    for rank in range(3):
+        write_trace(folder / f"rank{rank}.json.gz", [op(f"aten::op{rank}", 1, 1)], rank=rank)
+    alone = open_trace(folder, cache=False)
+    monkeypatch.setattr(reading, "is_cached", lambda source: False)
+    monkeypatch.setattr(parallel, "WORTH_BYTES", 1)
+    monkeypatch.setattr(parallel, "_cores", lambda: 2)
+    assert open_trace(folder).spans.equals(alone.spans)
+    assert open_trace(folder, ranks=[1]).ranks == [1]
+
+
+# -- progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_bar_is_shown_only_after_a_second_and_where_one_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for patience, terminal, is_shown in (
+        (0.0, Terminal(), True),
+        (60.0, Terminal(), False),
+        (0.0, io.StringIO(), False),
+    ):
+        monkeypatch.setattr(progress, "_PATIENCE_S", patience)
+        monkeypatch.setattr(sys, "stdout", terminal)
+        with progress.progress_bar("reading", 100) as read:
+            read(10)
+            read(90)
+        assert ("reading" in terminal.getvalue()) is is_shown
+
+
+def test_the_bytes_of_the_file_are_reported(tmp_path: Path) -> None:
+    path = write(tmp_path / "t.json.gz", document([op(f"aten::{index * 7919}", index, 1) for index in range(5000)]))
+    heard: list[int] = []
+    read_recording(path, heard.append)
+    assert sum(heard) == path.stat().st_size
+
+
+# -- out and in
+
+
+def traced(path: Path) -> Trace:
+    events = [
+        mark("FSDP::pre_forward (layers.0)", 0, 5),
+        *launched(
+            "kernel",
+            "ncclDevKernel_AllGather_RING_LL",
+            1,
+            5,
+            1,
+            correlation=7,
+            **{"dtype": "BFloat16", "Group size": 2, "Process Group Name": "1", "Process Group Ranks": "[0, 1]"},
+        ),
+        {**op("lost", 0, 1), "ts": None},
+    ]
+    return open_trace(write_trace(path, events, rank=1))
+
+
+def test_parquet_gives_back_every_column_and_type(tmp_path: Path) -> None:
+    trace = traced(tmp_path / "t.json")
+    folder = trace.write_parquet(tmp_path / "out")
+    again = Trace.read_parquet(folder)
+    for name in ("spans", "lanes", "steps", "groups", "clock"):
+        assert getattr(again, name).equals(getattr(trace, name))
+        assert getattr(again, name).schema == getattr(trace, name).schema
+    assert (again.notes, again.about, again.provenance) == (trace.notes, trace.about, trace.provenance)
+    assert isinstance(again.notes[0], Note)
+    trace.write_parquet(folder)  # over itself
+    (folder / "other.txt").write_text("")
+    with pytest.raises(TraceError, match=r"a folder of its own; .* holds other\.txt"):
+        trace.write_parquet(folder)
+
+
+@pytest.mark.parametrize("damage", ["absent", "cut", "columns", "text"])
+def test_a_damaged_folder_is_named(tmp_path: Path, damage: str) -> None:
+    folder = traced(tmp_path / "t.json").write_parquet(tmp_path / "out")
+    match damage:
+        case "absent":
+            (folder / "trace.json").unlink()
+        case "cut":
+            (folder / "spans.parquet").write_bytes((folder / "spans.parquet").read_bytes()[:-9])
+        case "columns":
+            (folder / "spans.parquet").write_bytes((folder / "lanes.parquet").read_bytes())
+        case "text":
+            (folder / "trace.json").write_text("[1]")
+    with pytest.raises(TraceError) as caught:
+        Trace.read_parquet(folder)
+    assert str(folder) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_pandas_has_the_same_values_and_types_of_its_own(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    trace = traced(tmp_path / "t.json")
+    frame = trace.to_pandas()
+    assert list(frame.columns) == trace.spans.columns
+    types = {name: str(dtype) for name, dtype in frame.dtypes.items()}
+    assert (types["start_ns"], types["step"], types["depth"]) == ("Int64", "Int32", "Int16")
+    assert (types["name"], types["kind"], types["dtype"]) == ("string", "category", "category")
+    for name in trace.spans.columns:
+        assert [None if pandas.isna(value) else value for value in frame[name]] == trace.spans[name].to_list(), name
+    groups = pandas_frame(trace.groups)
+    assert groups["ranks"].tolist() == [[0, 1]]
+
+
+# -- the benchmark's own traces
+
+
+def test_a_made_trace_is_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    maker = sys.modules.pop("make_trace")  # the tests' own has the same name
+    try:
+        import importlib
+
+        bench = importlib.import_module("make_trace")
+    finally:
+        sys.modules["make_trace"] = maker
+    for rank in (0, 1):
+        bench.write_rank(tmp_path / f"rank{rank}.json.gz", rank, 2, 1_000_000)
+    bench.write_rank(tmp_path / "again" / "rank0.json.gz", 0, 2, 1_000_000)
+    first, again = (
+        gzip.decompress((tmp_path / name).read_bytes()) for name in ("rank0.json.gz", "again/rank0.json.gz")
+    )
+    assert first == again
+    assert len(first) >= 1_000_000
+    (tmp_path / "again" / "rank0.json.gz").unlink()
+    trace = open_trace(tmp_path)
+    assert trace.notes == ()
+    assert trace.ranks == [0, 1]
+    of_step = trace.spans.filter((pl.col("rank") == 0) & (pl.col("step") == 0))
+    kinds = dict(of_step.group_by(pl.col("kind").cast(pl.String)).len().rows())
+    assert (kinds["all_gather"], kinds["reduce_scatter"]) == (2 * bench.UNITS, bench.UNITS)
+    gathers = of_step.filter(pl.col("kind") == "all_gather")
+    assert set(gathers["unit"]) == {f"layers.{unit}" for unit in range(bench.UNITS)}
+    assert set(gathers["bytes"]) == {2 * bench.UNIT_ELEMENTS}
+    device = trace.spans.filter(pl.col("launch").is_not_null() & pl.col("issued_ns").is_not_null())
+    assert (device["issued_ns"] < device["start_ns"]).all()
+
+
+@pytest.mark.skipif(not KINETO.is_dir(), reason="the shared recordings are not here")
+def test_real_recordings_read_the_same_in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = sorted(path for path in KINETO.rglob("*.json.gz") if path.stat().st_size < 60_000)
+    assert len(small) > 6
+    whole = [read_recording(path) for path in small]
+    monkeypatch.setattr(blocks, "BLOCK_BYTES", 10_000)
+    for path, expected in zip(small, whole, strict=True):
+        assert same(read_recording(path), expected), path.name

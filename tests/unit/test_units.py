@@ -1,0 +1,316 @@
+"""What FSDP moved for each unit: whose, by whom, when issued, run, needed, and how much of it was exposed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pytest
+from make_trace import KINETO, WORKER, launched, mark, op, write_trace
+
+from fsdpviz.trace import Trace, open_trace
+from fsdpviz.trace.units import UNIT_SCHEMA
+
+GATHER, SCATTER = "ncclDevKernel_AllGather_RING_LL()", "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL()"
+US = 1000
+
+
+def opened(tmp_path: Path, events: Iterable[Any]) -> Trace:
+    return open_trace(write_trace(tmp_path / "rank0.json", events, rank=0))
+
+
+def events_of(trace: Trace, *columns: str) -> list[tuple[Any, ...]]:
+    """Unit, phase, event, issuer and the chosen columns, times in µs."""
+    times = [pl.col(name) // US if name.endswith("_ns") else pl.col(name) for name in columns]
+    units = trace.units.select(
+        "unit", "phase", pl.col("event").cast(pl.String), pl.col("issuer").cast(pl.String), *times
+    )
+    return units.rows()
+
+
+def two_units_on_a_device() -> list[dict[str, Any]]:
+    """Unit a gathers for itself, and b ahead while a computes; then a reduces.
+
+    host     |pre_forward a 0–9 [all_gather 1–4 | copy_out 5–8]|9 prefetch b 9–12| mm a 13 |post a 15|
+             |pre_forward b 20–24 [copy_out 21–23]| mm b 25 |post b 27|  backward thread: |pre_backward a 30–31|
+             mm 33 |post_backward_reduce a 35–40|   Optimizer.step 50–60
+    gathers  a 10–30, b 31–61                         reduce-scatter 120–150
+    compute  copy-out a 30–34, mm a 34–54, copy-out b 61–65, mm b 65–100, backward a 100–130, adam 160–170
+    """
+    backward = {"launch_thread": WORKER}
+    return [
+        mark("FSDP::pre_forward (a)", 0, 9),
+        mark("FSDP::all_gather (a)", 1, 3),
+        *launched("kernel", GATHER, 2, 10, 20, correlation=1, stream=20),
+        mark("FSDP::all_gather_copy_out (a)", 5, 3),
+        op("fsdp::split_with_sizes_copy", 5, 3),
+        *launched("kernel", "split_copy", 6, 30, 4, correlation=2),
+        mark("FSDP::forward_prefetch for b", 9, 3),
+        mark("FSDP::all_gather (b)", 9.5, 2),
+        *launched("kernel", GATHER, 10, 31, 30, correlation=3, stream=20),
+        *launched("kernel", "sgemm_a", 13, 34, 20, correlation=4),
+        mark("FSDP::post_forward (a)", 15, 1),
+        mark("FSDP::pre_forward (b)", 20, 4),
+        mark("FSDP::all_gather_copy_out (b)", 21, 2),
+        op("fsdp::split_with_sizes_copy", 21, 2),
+        *launched("kernel", "split_copy", 21.5, 61, 4, correlation=5),
+        *launched("kernel", "sgemm_b", 25, 65, 35, correlation=6),
+        mark("FSDP::post_forward (b)", 27, 1),
+        mark("FSDP::pre_backward (a)", 30, 1, thread=WORKER),
+        *launched("kernel", "sgemm_backward", 33, 100, 30, correlation=7, **backward),
+        mark("FSDP::post_backward_reduce (a)", 35, 5, thread=WORKER),
+        *launched("kernel", SCATTER, 36, 120, 30, correlation=8, stream=24, **backward),
+        mark("Optimizer.step#AdamW.step", 50, 10),
+        *launched("kernel", "adam_kernel", 52, 160, 10, correlation=9),
+    ]
+
+
+def test_who_issued_what_and_when_it_was_needed(tmp_path: Path) -> None:
+    trace = opened(tmp_path, two_units_on_a_device())
+    assert events_of(trace, "issued_ns", "start_ns", "end_ns", "needed_ns", "exposed_ns") == [
+        # nothing ran before a's copy-out: it was needed once it was launched, at 6; all 20 µs are exposed
+        ("a", "forward", "all_gather", "self", 2, 10, 30, 6, 20),
+        ("a", "forward", "copy_out", "self", 6, 30, 34, 6, None),
+        # a's matrix product ended at 54, and b's copy-out had been launched: needed then; 54–61 are exposed,
+        # and the moments 31–54 lie under a's copy-out and product
+        ("b", "forward", "all_gather", "forward_prefetch", 10, 31, 61, 54, 7),
+        ("b", "forward", "copy_out", "self", 21, 61, 65, 54, None),
+        # 120–130 lie under backward
+        ("a", "backward", "reduce_scatter", "self", 36, 120, 150, 160, 20),
+    ]
+    assert dict(trace.units.schema) == UNIT_SCHEMA
+
+
+def test_a_gather_that_is_there_in_time_is_needed_when_its_unit_begins(tmp_path: Path) -> None:
+    events = [
+        mark("FSDP::backward_prefetch for a", 0, 5),
+        mark("FSDP::all_gather (a)", 1, 3),
+        *launched("kernel", GATHER, 2, 10, 20, correlation=1, stream=20),
+        *launched("kernel", "sgemm_other", 6, 8, 42, correlation=2),
+        mark("FSDP::pre_backward (a)", 10, 1),
+        *launched("kernel", "sgemm_a", 12, 55, 10, correlation=3),
+        mark("FSDP::post_backward_reduce (a)", 20, 1),
+    ]
+    # the other product ended at 50: the 5 µs until 55 are the device's own
+    assert events_of(opened(tmp_path, events), "needed_ns", "exposed_ns") == [
+        ("a", "backward", "all_gather", "backward_prefetch", 50, 0)
+    ]
+
+
+def test_a_copy_in_does_not_say_when_the_unit_is_needed(tmp_path: Path) -> None:
+    events = [
+        mark("FSDP::pre_forward (a)", 0, 20),
+        mark("FSDP::all_gather (a)", 1, 8),
+        op("fsdp::all_gather_copy_in", 2, 3),
+        *launched("kernel", "copy_in", 3, 10, 5, correlation=1, stream=24),
+        *launched("kernel", GATHER, 6, 20, 20, correlation=2, stream=20),
+        op("fsdp::split_with_sizes_copy", 11, 3),
+        *launched("kernel", "split_copy", 12, 40, 4, correlation=3),
+        mark("FSDP::post_forward (a)", 30, 1),
+    ]
+    with_ranges = [*events, mark("FSDP::all_gather_copy_out (a)", 10, 5)]
+    assert events_of(opened(tmp_path, with_ranges), "needed_ns", "exposed_ns") == [
+        ("a", "forward", "copy_in", "self", 12, None),
+        ("a", "forward", "all_gather", "self", 12, 20),
+        ("a", "forward", "copy_out", "self", 12, None),
+    ]
+
+
+def test_on_the_cpu_a_hook_needs_its_unit_when_it_begins(tmp_path: Path) -> None:
+    shapes = {"Input Dims": [[80], [20]], "Input type": ["float", "float"]}
+    events = [
+        mark("FSDP::pre_forward (a)", 0, 40),
+        mark("FSDP::all_gather (a)", 1, 8),
+        op("fsdp::all_gather_copy_in", 2, 2),
+        op("c10d::_allgather_base_", 5, 2, **shapes),
+        mark("gloo:all_gather", 6, 20, thread=200, **{"Input Dims": [[20]], "Input type": ["float"]}),
+        mark("FSDP::all_gather_copy_out (a)", 10, 25),
+        op("aten::as_strided", 27, 1),
+        op("fsdp::split_with_sizes_copy", 28, 5),
+        op("aten::mm", 41, 5),
+        mark("FSDP::post_forward (a)", 50, 1),
+    ]
+    assert events_of(opened(tmp_path, events), "issued_ns", "needed_ns", "exposed_ns", "bytes") == [
+        ("a", "forward", "copy_in", "self", 2, 0, None, None),
+        ("a", "forward", "all_gather", "self", 5, 0, 20, 320),
+        ("a", "forward", "copy_out", "self", 28, 0, None, None),
+    ]
+
+
+def test_copies_of_offloaded_parameters_and_gradients(tmp_path: Path) -> None:
+    copy = {"bytes": 64}
+    events = [
+        mark("FSDP::pre_forward (a), op_id = 12", 0, 5),  # as Nsight has it
+        *launched("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 1, 10, 10, correlation=1, **copy),
+        *launched("kernel", "sgemm", 6, 20, 5, correlation=2),
+        *launched("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 7, 30, 2, correlation=3, **copy),  # the block's own
+        mark("FSDP::post_forward (a), op_id = 13", 9, 1),
+        mark("FSDP::inputs_to_device", 11, 3),
+        *launched("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", 12, 40, 2, correlation=4, **copy),
+        mark("FSDP::post_backward_reduce (a), op_id = 20", 20, 5),
+        *launched("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 21, 50, 4, correlation=5, **copy),
+    ]
+    assert events_of(opened(tmp_path, events), "start_ns", "exposed_ns", "bytes") == [
+        ("a", "forward", "h2d", "self", 10, 10, 64),
+        ("a", "backward", "d2h", "self", 50, 4, 64),
+    ]
+
+
+def test_an_emulated_transfer_was_issued_by_the_last_range_of_its_unit(tmp_path: Path) -> None:
+    link = {"thread": 300}
+    events = [
+        mark("FSDP::pre_forward (a)", 0, 40),
+        mark("FSDP::all_gather (a)", 1, 4),
+        mark("fsdpviz::all_gather (a)", 3, 30, **link),
+        mark("FSDP::forward_prefetch for b", 34, 5),
+        mark("FSDP::all_gather (b)", 35, 3),
+        mark("fsdpviz::all_gather (b)", 36, 30, **link),
+        op("aten::mm", 41, 20),
+        mark("FSDP::post_forward (a)", 62, 1),
+        mark("FSDP::pre_forward (b)", 64, 4),
+        op("aten::mm", 69, 1),
+        mark("FSDP::post_forward (b)", 71, 1),
+    ]
+    assert events_of(opened(tmp_path, events), "issued_ns", "start_ns", "needed_ns", "exposed_ns") == [
+        ("a", "forward", "all_gather", "self", 1, 3, 0, 30),
+        ("b", "forward", "all_gather", "forward_prefetch", 35, 36, 64, 10),
+    ]
+
+
+def test_a_transfer_without_a_launch_has_no_unit(tmp_path: Path) -> None:
+    events = [
+        mark("FSDP::pre_forward (a)", 0, 9),
+        *launched("kernel", GATHER, 2, 10, 20, correlation=1, stream=20)[1:],
+    ]
+    assert opened(tmp_path, events).units.is_empty()
+
+
+def test_without_fsdp_there_are_no_units(tmp_path: Path) -> None:
+    events = [mark("fsdpviz::forward (a)", 0, 9), *launched("kernel", GATHER, 2, 10, 20, correlation=1)]
+    units = opened(tmp_path, events).units
+    assert units.is_empty() and dict(units.schema) == UNIT_SCHEMA
+
+
+def test_other_parallelism_inside_a_unit_is_not_fsdp(tmp_path: Path) -> None:
+    events = [
+        mark("FSDP::pre_forward (a)", 0, 2),
+        mark("nccl:all_reduce", 4, 3),  # tensor parallelism
+        *launched("kernel", "ncclDevKernel_AllReduce()", 5, 10, 5, correlation=1),
+        mark("nccl:all_to_all", 7, 2),  # experts
+        *launched("kernel", "ncclDevKernel_SendRecv()", 7.5, 20, 5, correlation=2),
+        mark("FSDP::post_forward (a)", 12, 1),
+    ]
+    trace = opened(tmp_path, events)
+    assert trace.units.is_empty()
+    assert trace.collectives.select(pl.col("kind").cast(pl.String), "unit", "role").rows() == [
+        ("all_reduce", None, None),
+        ("all_to_all", "a", None),
+    ]
+
+
+# -- FSDP1
+
+
+def fsdp1_step(at: float, *, named: bool) -> list[dict[str, Any]]:
+    """A root without parameters and two units; forward gathers each, backward gathers ahead; 200 µs long."""
+    fsdp = "FullyShardedDataParallel."
+    shapes = {"Input Dims": [[80], [20]], "Input type": ["float", "float"]}
+
+    def gather(start: float) -> list[dict[str, Any]]:
+        own = {"Input Dims": [[20]], "Input type": ["float"]}
+        return [
+            op("c10d::_allgather_base_", start, 1, **shapes),
+            mark("gloo:all_gather", start + 1, 5, thread=200, **own),
+        ]
+
+    def reduce(start: float) -> list[dict[str, Any]]:
+        own = {"Input Dims": [[80]], "Input type": ["float"]}
+        return [
+            op("c10d::_reduce_scatter_base_", start, 1, **shapes),
+            mark("gloo:all_reduce", start + 1, 2, thread=200, **own),
+        ]
+
+    def forward(start: float, name: str) -> list[dict[str, Any]]:
+        events = [
+            mark(fsdp + "forward", start, 30),
+            mark(fsdp + "_pre_forward", start + 1, 8),
+            *gather(start + 2),
+            mark(fsdp + "_post_forward", start + 25, 3),
+        ]
+        return [*events, mark(f"fsdpviz::forward ({name})", start + 10, 14)] if named else events
+
+    return [
+        mark(fsdp + "forward", at, 70),
+        *forward(at + 2, "x"),
+        *forward(at + 35, "y"),
+        # the root's hook has nothing to prefetch for; y's gathers y, and x ahead
+        mark(fsdp + "_pre_backward_hook", at + 80, 1),
+        mark(fsdp + "_pre_backward_hook", at + 82, 20),
+        *gather(at + 83),
+        mark(fsdp + "_pre_backward_prefetch", at + 91, 8),
+        *gather(at + 92),
+        mark(fsdp + "_post_backward_hook", at + 110, 8),
+        *reduce(at + 111),
+        mark(fsdp + "_pre_backward_hook", at + 130, 5),
+        mark(fsdp + "_pre_backward_prefetch", at + 131, 2),
+        mark(fsdp + "_post_backward_hook", at + 150, 8),
+        *reduce(at + 151),
+    ]
+
+
+@pytest.mark.parametrize(("named", "x", "y"), [(True, "x", "y"), (False, "#1", "#2")])
+def test_fsdp1_by_order_and_nesting(tmp_path: Path, named: bool, x: str, y: str) -> None:
+    trace = opened(tmp_path, [*fsdp1_step(0, named=named), *fsdp1_step(200, named=named)])
+    step = [
+        (x, "forward", "all_gather", "self"),
+        (y, "forward", "all_gather", "self"),
+        (y, "backward", "all_gather", "self"),
+        (x, "backward", "all_gather", "backward_prefetch"),
+        (y, "backward", "reduce_scatter", "self"),
+        (x, "backward", "reduce_scatter", "self"),
+    ]
+    assert events_of(trace) == [*step, *step]
+    assert trace.units["issued_ns"].to_list()[:2] == [4 * US, 37 * US]
+
+
+def test_fsdp1_s_units_stay_unknown_where_the_counts_do_not_fit(tmp_path: Path) -> None:
+    cut = [event for event in fsdp1_step(0, named=False) if event["ts"] < 140]  # x's post-backward is not in it
+    found = events_of(opened(tmp_path, cut))
+    assert [row[:3] for row in found] == [
+        ("#1", "forward", "all_gather"),
+        ("#2", "forward", "all_gather"),
+        ("#2", "backward", "all_gather"),
+        ("#1", "backward", "all_gather"),
+    ]
+
+
+# -- recordings
+
+
+@pytest.mark.skipif(not KINETO.is_dir(), reason="needs ../shared/traces")
+@pytest.mark.parametrize(
+    ("name", "forward"),
+    [("plain", "self"), ("async_prefetch", "forward_prefetch"), ("hsdp", "self"), ("offload", "self")],
+)
+def test_fsdp2_on_four_gloo_ranks(name: str, forward: str) -> None:
+    """Six units: the first gathers for itself; backward gathers the last itself and the others ahead."""
+    trace = open_trace(sorted((KINETO / "gloo").glob(f"fsdp2_{name}_rank*")))
+    counts = trace.units.group_by("rank", "event", "issuer", "phase").agg(
+        pl.len(), pl.col("unit").n_unique().alias("n")
+    )
+    counts = counts.with_columns(pl.col("event").cast(pl.String), pl.col("issuer").cast(pl.String))
+    for rank in range(4):
+        found = {row[1:4]: row[4:] for row in counts.filter(pl.col("rank") == rank).iter_rows()}
+        assert found["all_gather", "self", "backward"] == (1, 1)
+        assert found["all_gather", "backward_prefetch", "backward"] == (5, 5)
+        own = found["all_gather", "self", "forward"][0]
+        assert (own, found.get(("all_gather", "forward_prefetch", "forward"), (0,))[0]) == (
+            (1, 5) if forward == "forward_prefetch" else (6, 0)
+        )
+        assert found["reduce_scatter", "self", "backward"] == (6, 6)
+        assert found.get(("all_reduce", "self", "backward")) == ((6, 6) if name == "hsdp" else None)
+        assert found["copy_out", "self", "forward"] == (6, 6)
+    assert trace.units["needed_ns"].null_count() == 0
+    assert (trace.units["issued_ns"] <= trace.units["start_ns"]).all()
