@@ -6,7 +6,13 @@ from pathlib import Path
 
 import polars  # noqa: F401  # sets an environment variable of its own when it is first imported
 import pytest
+from hypothesis import HealthCheck, settings
 from leftovers import Snapshot
+
+# a busy machine is no fault of the code; what CI finds anew each time is for developers to look for at leisure
+settings.register_profile("fsdpviz", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("fsdpviz"), derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "fsdpviz")
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -11,14 +11,14 @@ import polars as pl
 from ..base.errors import TraceError
 from ..base.provenance import Provenance
 from .align import aligned
-from .parts import Part, Role
-from .ranks import as_rank, ranked
-from .reading import read_all
-from .recorder_join import with_recorder
-from .runs import note_other_rank, note_unread, read_run
-from .selection import Window, chosen, selected
-from .sources import Found, Paths, find_sources
-from .spans import RankTables
+from .files.parts import Part, Role
+from .files.ranks import as_rank, ranked
+from .files.runs import note_other_rank, note_unread, read_run
+from .files.selection import Window, chosen, selected
+from .files.sources import Found, Paths, find_sources
+from .meaning.recorder_join import with_recorder
+from .meaning.spans import RankTables
+from .reading.readers import read_all
 from .table import GROUP_SCHEMA, LANE_SCHEMA, SPAN_SCHEMA, STEP_SCHEMA, Note, Trace
 
 

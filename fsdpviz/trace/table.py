@@ -17,7 +17,7 @@ import polars as pl
 
 from ..base.kinds import Kind
 from ..base.provenance import Provenance
-from .dtypes import ITEM_BYTES_OF
+from .meaning.dtypes import ITEM_BYTES_OF
 
 if TYPE_CHECKING:
     import pandas
@@ -112,7 +112,7 @@ class Trace:
     @cached_property
     def collectives(self) -> pl.DataFrame:
         """Every transfer between ranks: ``collectives.COLLECTIVE_SCHEMA``. Made when first asked for."""
-        from .collectives import collective_table
+        from .meaning.collectives import collective_table
 
         return collective_table(self)
 
@@ -121,7 +121,7 @@ class Trace:
         """What FSDP moved for each unit, for whom, by whom and when: ``units.UNIT_SCHEMA``. Made when first
         asked for; empty for a recording without FSDP's ranges.
         """
-        from .units import unit_table
+        from .meaning.units import unit_table
 
         return unit_table(self)
 

@@ -15,7 +15,7 @@ from make_trace import SHARED, op, write_trace
 
 from fsdpviz.base.errors import TraceError
 from fsdpviz.trace import open_trace
-from fsdpviz.trace.allocator_snapshot import is_snapshot, part_of
+from fsdpviz.trace.dumps.allocator_snapshot import is_snapshot, part_of
 
 SNAPSHOT = SHARED / "memory/allocator_snapshot.pickle"
 recordings = pytest.mark.skipif(not SNAPSHOT.is_file(), reason="the shared recordings are not here")

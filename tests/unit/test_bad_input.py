@@ -23,8 +23,10 @@ from make_trace import document, op, write_trace
 
 from fsdpviz import cli
 from fsdpviz.base.errors import TraceError
-from fsdpviz.trace import Trace, archives, limits, open_trace, reading
-from fsdpviz.trace.sniff import Format
+from fsdpviz.trace import Trace, open_trace
+from fsdpviz.trace.files import archives, limits
+from fsdpviz.trace.files.sniff import Format
+from fsdpviz.trace.reading import readers as reading
 
 WHOLE = json.dumps(document([op(f"aten::op{number}", number, 1) for number in range(1000)], rank=0)).encode()
 quick = settings(

@@ -12,7 +12,10 @@ from pathlib import Path
 import pytest
 from make_trace import mark, op, write, write_trace
 
-from fsdpviz.trace import Trace, cache, kineto, open_trace, reading
+from fsdpviz.trace import Trace, open_trace
+from fsdpviz.trace.kineto import reader as kineto
+from fsdpviz.trace.reading import cache
+from fsdpviz.trace.reading import readers as reading
 
 
 @pytest.fixture(autouse=True)
@@ -189,7 +192,8 @@ def test_many_readers_at_once(tmp_path: Path) -> None:
     path = make(tmp_path / "t.json", *map(str, range(200)))
     whole = open_trace(path, cache=False)
     code = f"""
-from fsdpviz.trace import cache, open_trace
+from fsdpviz.trace.reading import cache
+from fsdpviz.trace import open_trace
 cache.WORTH_BYTES = 1
 for _ in range(5):
     trace = open_trace({str(path)!r})

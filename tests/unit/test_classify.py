@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fsdpviz.base.kinds import Kind
-from fsdpviz.trace.classify import (
+from fsdpviz.trace.meaning.classify import (
     collective_in,
     device_kind,
     host_kind,

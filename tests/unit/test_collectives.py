@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings, strategies
 from make_trace import KINETO, launched, mark, op, span, write_trace
 
 from fsdpviz.trace import Trace, open_trace
-from fsdpviz.trace.dtypes import ITEM_BYTES_OF, dtype_named
-from fsdpviz.trace.groups import ranks_in, role_of
+from fsdpviz.trace.meaning.dtypes import ITEM_BYTES_OF, dtype_named
+from fsdpviz.trace.meaning.groups import ranks_in, role_of
 
 NCCL = "ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)"
 

@@ -16,7 +16,7 @@ from make_trace import SHARED, op, write_trace
 
 from fsdpviz.base.errors import TraceError
 from fsdpviz.trace import Trace, open_trace
-from fsdpviz.trace.flight_recorder import part_of
+from fsdpviz.trace.dumps.flight_recorder import part_of
 
 DUMPS = SHARED / "flight_recorder"
 recordings = pytest.mark.skipif(not DUMPS.is_dir(), reason="the shared recordings are not here")

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from make_trace import KINETO, document, mark, op, span, write, write_trace
 
 from fsdpviz.base.errors import TraceError
-from fsdpviz.trace.kineto import Recording, read_recording
-from fsdpviz.trace.nanoseconds import microseconds_to_ns
+from fsdpviz.trace.kineto.nanoseconds import microseconds_to_ns
+from fsdpviz.trace.kineto.reader import Recording, read_recording
 
 
 def times(recording: Recording) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from make_trace import SHARED
 from fsdpviz.base.errors import TraceError
 from fsdpviz.base.provenance import Provenance
 from fsdpviz.trace import Trace, open_trace
-from fsdpviz.trace.nsys_names import copy_name, range_category, range_name
+from fsdpviz.trace.nsight.names import copy_name, range_category, range_name
 
 NSYS = SHARED / "nsys"
 recordings = pytest.mark.skipif(not NSYS.is_dir(), reason="the shared recordings are not here")

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fsdpviz.base.errors import TraceError
-from fsdpviz.trace import safe_pickle
-from fsdpviz.trace.safe_pickle import load_pickle, loads_plain
+from fsdpviz.trace.dumps import safe_pickle
+from fsdpviz.trace.dumps.safe_pickle import load_pickle, loads_plain
 
 PLAIN = {"a": [1, -2, 2**70, 2.5, True, None, "é" * 300, ("x", ())], "b": {"c": []}}
 plain_values = st.recursive(

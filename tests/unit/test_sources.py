@@ -16,9 +16,11 @@ import pytest
 from make_trace import document, op, write, write_trace
 
 from fsdpviz.base.errors import TraceError
-from fsdpviz.trace import open_trace, reading, sources
-from fsdpviz.trace.ranks import rank_in_name
-from fsdpviz.trace.sniff import Format, format_of, top_level_keys
+from fsdpviz.trace import open_trace
+from fsdpviz.trace.files import sources
+from fsdpviz.trace.files.ranks import rank_in_name
+from fsdpviz.trace.files.sniff import Format, format_of, top_level_keys
+from fsdpviz.trace.reading import readers as reading
 
 
 def trace_of(rank: int | None, start: int = 1) -> bytes:

@@ -17,16 +17,19 @@ from hypothesis import strategies as st
 from make_trace import KINETO, document, launched, mark, op, span, write, write_trace
 
 from fsdpviz.base.errors import TraceError
-from fsdpviz.trace import Note, Trace, blocks, events, open_trace, parallel, progress, reading
-from fsdpviz.trace.columns import Coded
+from fsdpviz.trace import Note, Trace, open_trace
 from fsdpviz.trace.export import pandas_frame
-from fsdpviz.trace.kineto import Recording, read_recording
-from fsdpviz.trace.parallel import read_together
-from fsdpviz.trace.rows import Rows
-from fsdpviz.trace.sniff import Format
-from fsdpviz.trace.sources import Source
-from fsdpviz.trace.stored import read_parts
-from fsdpviz.trace.windows import Windows
+from fsdpviz.trace.files.sniff import Format
+from fsdpviz.trace.files.sources import Source
+from fsdpviz.trace.kineto import blocks, events
+from fsdpviz.trace.kineto.columns import Coded
+from fsdpviz.trace.kineto.reader import Recording, read_recording
+from fsdpviz.trace.meaning.rows import Rows
+from fsdpviz.trace.meaning.windows import Windows
+from fsdpviz.trace.reading import parallel, progress
+from fsdpviz.trace.reading import readers as reading
+from fsdpviz.trace.reading.parallel import read_together
+from fsdpviz.trace.reading.stored import read_parts
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 

@@ -11,7 +11,7 @@ import pytest
 from make_trace import KINETO, WORKER, launched, mark, op, write_trace
 
 from fsdpviz.trace import Trace, open_trace
-from fsdpviz.trace.units import UNIT_SCHEMA
+from fsdpviz.trace.meaning.units import UNIT_SCHEMA
 
 GATHER, SCATTER = "ncclDevKernel_AllGather_RING_LL()", "ncclDevKernel_ReduceScatter_Sum_bf16_RING_LL()"
 US = 1000

@@ -1,0 +1,81 @@
+"""Which rank a file is: by what it says, then by its name, then by its folder; else numbered, with a note."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from ...base.errors import TraceError
+from ..meaning.spans import RankTables
+from ..table import Note
+from .parts import Part
+
+_NAMED = re.compile(r"(?:rank|worker)[_-]?(\d{1,6})(?!\d)", re.IGNORECASE)
+_AT_END = re.compile(r"(?:^|(?P<what>[a-z]*)[_-])(?P<rank>\d{1,4})$", re.IGNORECASE)
+_ENDINGS = re.compile(
+    r"(?:\.(?:pt|trace|json|gz|pickle|pkl|sqlite|sqlite3|db|bin))+$",
+    re.IGNORECASE,
+)
+_COUNTS_SOMETHING_ELSE = frozenset({"step", "steps", "iter", "iteration", "epoch", "cycle", "world", "try", "attempt"})
+
+
+def rank_in_name(file_name: str, folder_name: str = "") -> int | None:
+    """The rank that a file's name tells, else its folder's name; None where neither does.
+
+    ``rank3.json``, ``worker7_step_12.….pt.trace.json``, ``trace_2.json.gz``, ``dump_15``, ``rank5/trace.json``.
+    """
+    if match := _NAMED.search(file_name):
+        return int(match[1])
+    stem = _ENDINGS.sub("", file_name)
+    match = _AT_END.search(stem)
+    if match and (match["what"] or "").lower() not in _COUNTS_SOMETHING_ELSE:
+        return int(match["rank"])
+    match = _NAMED.search(folder_name)
+    return int(match[1]) if match else None
+
+
+def ranked(parts: Sequence[Part], notes: list[Note]) -> dict[int, Part]:
+    """The parts by rank, in rising order, and notes on what was numbered.
+
+    Raises TraceError, with both names and the mend, where two claim one rank.
+    """
+    known: dict[int, Part] = {}
+    unknown: list[Part] = []
+    for part in parts:
+        rank = part.rank if part.rank is not None else part.rank_by_name
+        if rank is None:
+            unknown.append(part)
+        elif rank in known:
+            raise TraceError(_both(known[rank], part, rank))
+        else:
+            known[rank] = part
+    free = (number for number in range(len(parts)) if number not in set(known))
+    for part in unknown:
+        known[next(free)] = part
+    if unknown:
+        notes.append(Note("files that tell no rank, numbered in order", len(unknown), unknown[0].short_name))
+    return dict(sorted(known.items()))
+
+
+def _both(first: Part, second: Part, rank: int) -> str:
+    if first.name == second.name:
+        return f"each rank has one file; {first.name} holds rank {rank} twice. Export one process at a time"
+    return (
+        f"each rank has one file; {first.name} and {second.name} both are rank {rank}. "
+        "Open the files of one run at a time"
+    )
+
+
+def as_rank(tables: RankTables, rank: int) -> RankTables:
+    """The same tables with another rank in every row."""
+    frames: dict[str, Any] = {}
+    for name, value in vars(tables).items():
+        if isinstance(value, pl.DataFrame) and "rank" in value.columns:
+            ranks = pl.Series("rank", np.full(len(value), rank, np.int32))
+            frames[name] = value.clone().replace_column(value.get_column_index("rank"), ranks)
+    return replace(tables, **frames)

@@ -1,0 +1,1 @@
+"""Kineto JSON, from its bytes to columns of events."""

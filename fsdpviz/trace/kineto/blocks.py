@@ -1,0 +1,91 @@
+"""The bytes of a file in blocks of half a megabyte, unpacked where it is gzip, so that a file of any size is read in
+little memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from isal import igzip_lib, isal_zlib
+
+from ...base.errors import TraceError
+from ..files.limits import check_unpacked
+from ..reading.progress import Progress
+from ..table import Note
+
+BLOCK_BYTES = 512 << 10  # its events take about three times as much, and are gone before the next are made
+_GZIP = b"\x1f\x8b"
+_GZIP_ERROR: type[Exception] = igzip_lib.IsalError  # type: ignore[assignment]  # isal's stub says an instance
+
+Item = TypeVar("Item")
+
+
+def blocks(path: Path, notes: list[Note], on_read: Progress = lambda read_bytes: None) -> Iterator[bytes]:
+    """The file's bytes in order, none of them empty; a note if a gzip stream ends before its end. ``on_read`` hears
+    of the bytes on disk as they are read.
+
+    Raises TraceError for a file that cannot be read, or is gzip of which nothing is whole.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(2)
+            file.seek(0)
+            position = 0
+            for block in _unpacked(path, file, notes) if head == _GZIP else _plain(file):
+                before, position = position, file.tell()
+                on_read(position - before)
+                yield block
+    except OSError as error:
+        raise TraceError(f"{path} cannot be read: {(error.strerror or str(error)).lower()}") from error
+
+
+def _plain(file: BinaryIO) -> Iterator[bytes]:
+    while block := file.read(BLOCK_BYTES):
+        yield block
+
+
+def _unpacked(path: Path, file: BinaryIO, notes: list[Note]) -> Iterator[bytes]:
+    is_empty = True
+    packed_bytes, unpacked_bytes = path.stat().st_size, 0
+    try:
+        for block in _members(file):
+            is_empty = False
+            unpacked_bytes += len(block)
+            check_unpacked(unpacked_bytes, packed_bytes, str(path))
+            yield block
+    except (EOFError, _GZIP_ERROR) as error:
+        if is_empty:
+            raise TraceError(f"{path} is a damaged gzip file, and nothing in it is whole: {error}") from error
+        notes.append(Note("gzip stream that ends too early; what is whole was read", 1, str(error)))
+
+
+def _members(file: BinaryIO) -> Iterator[bytes]:
+    """What is packed in the file's gzip members. Raises EOFError where the last one is cut short."""
+    unpacker, packed = isal_zlib.decompressobj(wbits=31), b""
+    while True:
+        packed = packed or file.read(BLOCK_BYTES // 2)
+        # bounded, or a block of zeros would unpack to a thousand times its size
+        block = unpacker.decompress(packed, BLOCK_BYTES)
+        if block:
+            yield block
+        elif not packed:
+            raise EOFError("cut short")
+        packed = unpacker.unconsumed_tail
+        if unpacker.eof:
+            packed = unpacker.unused_data
+            packed += file.read(BLOCK_BYTES // 2) if len(packed) < len(_GZIP) else b""
+            if not packed.startswith(_GZIP):  # a further member, or padding
+                return
+            unpacker = isal_zlib.decompressobj(wbits=31)
+
+
+def ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """The same items, each made in another thread while the one before is used (isal unpacks without the GIL)."""
+    with ThreadPoolExecutor(1, thread_name_prefix="fsdpviz-read") as pool:
+        coming = pool.submit(next, items, None)
+        while (item := coming.result()) is not None:
+            coming = pool.submit(next, items, None)
+            yield item

@@ -1,0 +1,301 @@
+"""The events of a Kineto file, decoded block by block, so that a file larger than memory opens.
+
+[Note: where a block may be cut] ``[`` + what lies before a comma + ``]`` is a whole JSON array only if that comma
+stands between two of the array's own items: inside an event or a string the brackets would not match. So the last
+``}, {`` of a block is tried first, and decoding it is the proof.
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ...base.errors import TraceError
+from ..table import Note
+from .arguments import ABSENT, NO_ARGS, Args
+from .repair import clean, refuse_other_formats, salvage, whole_events
+
+LONGEST_EVENT_BYTES = 64 << 20  # what is held at once of a file in which no event ends
+_DAMAGED_BYTES = 8 << 20  # how much is read on before a block counts as damaged
+_TRIES = 4
+_START = re.compile(rb'"traceEvents"\s*:\s*\[')
+_BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
+_BOM = b"\xef\xbb\xbf"
+
+
+class Span(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="X"):
+    """An event with a duration; ``ts`` and ``dur`` are its decimal text, µs."""
+
+    cat: Any = None
+    name: Any = None
+    pid: Any = None
+    tid: Any = None
+    ts: msgspec.Raw = ABSENT
+    dur: msgspec.Raw = ABSENT
+    args: Args | None = NO_ARGS
+
+
+class Metadata(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="M"):
+    name: Any = None
+    pid: Any = None
+    tid: Any = None
+    args: Args | None = NO_ARGS
+
+
+class Other(msgspec.Struct, frozen=True, gc=False):
+    """An event without a duration that is not looked at, only counted."""
+
+    ph: Any = None
+    name: Any = None
+
+
+class _Tagged(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="i"):
+    name: Any = None
+
+
+class _AnyEvent(msgspec.Struct, frozen=True, gc=False):
+    """An event of any phase, whose ``args`` may be anything."""
+
+    ph: Any = None
+    cat: Any = None
+    name: Any = None
+    pid: Any = None
+    tid: Any = None
+    ts: msgspec.Raw = ABSENT
+    dur: msgspec.Raw = ABSENT
+    args: msgspec.Raw = ABSENT
+
+
+# flows ("s", "t", "f") repeat what correlation ids say: nothing of them is kept
+_FLOWS = [msgspec.defstruct(f"_Flow_{tag}", [], tag_field="ph", tag=tag, frozen=True, gc=False) for tag in "stf"]
+_OTHERS = [_Tagged] + [
+    msgspec.defstruct(f"_Tagged_{tag}", [], bases=(_Tagged,), tag_field="ph", tag=tag, frozen=True, gc=False)
+    for tag in "ICBEbneSTpFNODPRcv"
+]
+FLOWS = frozenset(_FLOWS)
+TAG_OF_OTHERS: dict[type, str] = {kind: str(kind.__struct_config__.tag) for kind in _OTHERS}  # type: ignore[attr-defined]
+_EVENT = reduce(operator.or_, [Span, Metadata, *_FLOWS, *_OTHERS])
+
+
+class _File(msgspec.Struct, rename="camel"):
+    trace_events: Any
+    distributed_info: Any = None
+    device_properties: Any = None
+    trace_name: Any = None
+    base_time_nanoseconds: Any = None
+    host_name: Any = msgspec.field(default=None, name="host_name")
+
+
+class _FileOfEvents(_File, rename="camel"):
+    trace_events: list[_EVENT]  # type: ignore[valid-type]
+
+
+class _FileOfRaw(_File, rename="camel"):
+    trace_events: list[msgspec.Raw]
+
+
+_EVENTS_DECODER: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[_EVENT])  # type: ignore[valid-type]
+_FILE_DECODER = msgspec.json.Decoder(_FileOfEvents)
+_EVENT_DECODER = msgspec.json.Decoder(_EVENT)
+_OPENING = b'{"traceEvents":['
+
+
+class EventReader:
+    """Iterates over lists of events; afterwards ``header`` has what the file says around them."""
+
+    def __init__(self, path: Path, blocks: Iterator[bytes], notes: list[Note]) -> None:
+        self.path = path
+        self.header: dict[str, Any] = {}
+        self._notes = notes
+        self._blocks = blocks
+        self._pending = b""  # read, and not yet decoded; from the first event on
+        self._opening = b""  # what makes the pending bytes JSON again
+        self._is_last = False  # nothing comes after the pending bytes
+        self._has_events = False
+
+    def __iter__(self) -> Iterator[Sequence[Any]]:
+        """Raises TraceError, one line with the file and the cause, when nothing of it is a trace."""
+        self._find_start()
+        while not self._is_last:
+            events = self._next_events()
+            self._has_events |= bool(events)
+            yield events
+            self._read_more()
+        yield self._last_events()
+
+    # -- bytes
+
+    def _read_more(self) -> None:
+        if block := next(self._blocks, b""):
+            self._pending += block
+        else:
+            self._is_last = True
+
+    def _find_start(self) -> None:
+        self._read_more()
+        refuse_other_formats(self.path, self._pending)
+        self._pending = self._pending.removeprefix(_BOM)
+        if self._pending.lstrip()[:1] == b"[":
+            self._opening, self._pending = b"[", self._pending.lstrip()[1:]
+            return
+        searched = 0
+        while (match := _START.search(self._pending, searched)) is None and not self._is_last:
+            searched = max(0, len(self._pending) - 100)
+            if len(self._pending) > LONGEST_EVENT_BYTES:
+                raise TraceError(
+                    f"{self.path} is not a trace: no traceEvents in its first {LONGEST_EVENT_BYTES >> 20} MiB"
+                )
+            self._read_more()
+        if match is not None:
+            self._opening = _OPENING
+            self.header = _header_in(self._pending[: match.end()] + b"]}")
+            self._pending = self._pending[match.end() :]
+
+    # -- a block with more to come
+
+    def _next_events(self) -> Sequence[Any]:
+        """The events that are whole; none where more must be read first."""
+        cuts = self._cuts()
+        for end, following in cuts:
+            if (events := self._decode(self._pending[:end])) is not None:
+                self._pending = self._pending[following:]
+                return events
+        for end, following in cuts[:1]:
+            text, repairs = clean(self._pending[:end])
+            if text != self._pending[:end] and (events := self._decode(text)) is not None:
+                self._notes += repairs
+                self._pending = self._pending[following:]
+                return events
+        if cuts and len(self._pending) >= _DAMAGED_BYTES:
+            return self._salvaged(cuts[0][1])
+        if len(self._pending) > LONGEST_EVENT_BYTES:
+            self._give_up()
+        return ()
+
+    def _cuts(self) -> list[tuple[int, int]]:
+        """Where an event may end and the next begins, the last first. See [Note: where a block may be cut]."""
+        for start in (max(0, len(self._pending) - (8 << 10)), 0):
+            if found := [(match.start() + 1, match.end()) for match in _BETWEEN.finditer(self._pending, start)]:
+                return found[: -_TRIES - 1 : -1]
+        return []
+
+    def _decode(self, items: bytes) -> Sequence[Any] | None:
+        """None where the items are not JSON."""
+        try:
+            return _EVENTS_DECODER.decode(b"[" + items + b"]")
+        except msgspec.ValidationError:
+            pass  # the part before the odd event is JSON, the rest may not be
+        except msgspec.DecodeError:
+            return None
+        try:
+            return self._each(msgspec.json.decode(b"[" + items + b"]", type=list[msgspec.Raw]))
+        except msgspec.DecodeError:
+            return None
+
+    def _salvaged(self, until: int) -> Sequence[Any]:
+        text = self._pending[:until].decode("utf-8", "replace")
+        texts, end, skipped, _ = whole_events(text, 0)
+        if skipped:
+            self._notes.append(Note("events that are no JSON, left out", len(skipped), skipped[0]))
+        self._pending = text[end:].encode() + self._pending[until:]
+        if len(self._pending) > LONGEST_EVENT_BYTES:
+            self._give_up()
+        return self._each(texts)
+
+    def _give_up(self) -> None:
+        """Reads no further: what is pending is no event, or follows the last one."""
+        if not self._has_events:
+            raise TraceError(f"{self.path} is not a trace: no event ends in {LONGEST_EVENT_BYTES >> 20} MiB of it")
+        self._blocks = iter(())
+
+    # -- the end
+
+    def _last_events(self) -> Sequence[Any]:
+        try:
+            return self._decode_rest(self._opening + self._pending)
+        except msgspec.DecodeError:
+            pass
+        text, repairs = clean(self._opening + self._pending)
+        try:
+            events = self._decode_rest(text)
+        except msgspec.DecodeError as error:
+            salvaged = salvage(text)
+            if salvaged is None or not (salvaged[0] or self._has_events):
+                cause = "damaged gzip, cut short" if self._notes else str(error)[:80]
+                raise TraceError(f"{self.path} is not a trace: no whole event is in it ({cause})") from error
+            texts, header, more = salvaged
+            self.header |= header
+            repairs += more
+            events = self._each(texts)
+        self._notes += repairs
+        return events
+
+    def _decode_rest(self, text: bytes) -> Sequence[Any]:
+        try:
+            if self._opening == b"[":
+                return _EVENTS_DECODER.decode(text)
+            file = _FILE_DECODER.decode(text)
+            self.header |= _header(file)
+            return file.trace_events
+        except msgspec.ValidationError:
+            return self._decode_rest_one_by_one(text)
+
+    def _decode_rest_one_by_one(self, text: bytes) -> Sequence[Any]:
+        """For JSON that is whole and has an event of another shape among its events."""
+        try:
+            if self._opening == b"[":
+                return self._each(msgspec.json.decode(text, type=list[msgspec.Raw]))
+            file = msgspec.json.decode(text, type=_FileOfRaw)
+        except msgspec.ValidationError as error:
+            raise TraceError(f"{self.path} is JSON but no trace: it has no list traceEvents") from error
+        self.header |= _header(file)
+        return self._each(file.trace_events)
+
+    def _each(self, texts: Sequence[bytes | msgspec.Raw]) -> list[Any]:
+        events: list[Any] = []
+        odd: list[str] = []
+        for text in texts:
+            try:
+                events.append(_event_of(text))
+            except (msgspec.DecodeError, RecursionError):
+                odd.append(bytes(text)[:60].decode("utf-8", "replace"))
+        if odd:
+            self._notes.append(Note("entries of traceEvents that are no events, left out", len(odd), odd[0]))
+        return events
+
+
+def _event_of(text: bytes | msgspec.Raw) -> Any:
+    try:
+        return _EVENT_DECODER.decode(text)
+    except msgspec.ValidationError:
+        event = msgspec.json.decode(text, type=_AnyEvent)
+    if event.ph == "X":
+        return Span(event.cat, event.name, event.pid, event.tid, event.ts, event.dur)
+    return Other(event.ph, event.name)
+
+
+def _header(file: _File) -> dict[str, Any]:
+    header = {
+        "distributedInfo": file.distributed_info,
+        "deviceProperties": file.device_properties,
+        "traceName": file.trace_name,
+        "baseTimeNanoseconds": file.base_time_nanoseconds,
+        "host_name": file.host_name,
+    }
+    return {key: value for key, value in header.items() if value is not None}
+
+
+def _header_in(text: bytes) -> dict[str, Any]:
+    """What stands before the events; nothing where that is damaged beyond cleaning."""
+    for candidate in (text, clean(text)[0]):
+        try:
+            return _header(msgspec.json.decode(candidate, type=_File))
+        except (msgspec.DecodeError, RecursionError):
+            continue
+    return {}

@@ -1,0 +1,144 @@
+"""Reads Kineto JSON, from 2020's schema to today's, into columns of events.
+
+Nothing is interpreted here: kinds are decided in ``classify``, units and phases in ``attribute``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from ...base.errors import TraceError
+from ..reading.progress import Progress
+from ..table import Note
+from .arguments import ITEM_BYTES, NO_NUMBER, Message, Tensors, integer_of
+from .blocks import ahead, blocks
+from .columns import Coded, ColumnBuilder, Tally
+from .events import EventReader
+
+__all__ = ["EVENT_SCHEMA", "ITEM_BYTES", "Message", "Recording", "Tensors", "read_recording"]
+
+EVENT_SCHEMA: dict[str, Any] = {
+    "category": pl.String,  # today's spelling: "cpu_op", not 2020's "Operator"
+    "name": pl.String,
+    "process": pl.String,
+    "thread": pl.String,
+    "start_ns": pl.Int64,
+    "duration_ns": pl.Int64,
+    "correlation": pl.Int64,
+    "bytes": pl.Int64,  # of a copy or a memset
+}
+_SMALL_BYTES = 200_000  # a file below it is read before a second thread has started
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """One file's events, as EVENT_SCHEMA's columns, with absolute times where the file knows them."""
+
+    path: Path
+    events: pl.DataFrame
+    tensors: dict[int, Tensors]  # by row of ``events``; only of operators that communicate
+    messages: dict[int, Message]  # by row; only of collectives whose arguments were recorded
+    thread_names: dict[tuple[str, str], str]
+    header: dict[str, Any]
+    notes: tuple[Note, ...]
+    differentiated: np.ndarray | None = None  # rows of operators that autograd recorded; None where unknown
+    # the same columns as arrays, NO_NUMBER for null, where the reader made them anyway
+    codes: Mapping[str, Coded] | None = None
+    numbers: Mapping[str, np.ndarray] | None = None
+
+    @property
+    def rank(self) -> int | None:
+        """The rank that the file itself states."""
+        info = self.header.get("distributedInfo")
+        rank = info.get("rank") if isinstance(info, dict) else None
+        return rank if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < 2**31 else None
+
+    @property
+    def group_size(self) -> int | None:
+        """Ranks in each process group that communicates, where the file knows one such size."""
+        info = self.header.get("distributedInfo")
+        groups = info.get("pg_config") if isinstance(info, dict) else None
+        if not isinstance(groups, list):
+            return None
+        sizes = {integer_of(group.get("pg_size")) for group in groups if isinstance(group, dict)} - {None, 1}
+        return sizes.pop() if len(sizes) == 1 else None
+
+
+def read_recording(path: Path, on_read: Progress = lambda read_bytes: None) -> Recording:
+    """The events of one Kineto JSON file, gzipped or not, whatever its size. ``on_read`` hears of the file's bytes as
+    they are read.
+
+    Control characters, missing keys and files cut short are repaired and noted. Raises TraceError, one line
+    with the file and the cause, when nothing of it is a trace.
+    """
+    notes: list[Note] = []
+    tally = Tally()
+    columns = ColumnBuilder(tally)
+    pieces = blocks(path, notes, on_read)
+    reader = EventReader(path, ahead(pieces) if _size(path) > _SMALL_BYTES else pieces, notes)
+    try:
+        for events in reader:
+            columns.add(events)
+    except RecursionError:
+        raise TraceError(f"{path} is nested too deeply to be a trace") from None
+    if not columns.has_any_event:
+        raise TraceError(f"{path} is JSON but no trace: nothing in it is an event")
+    columns.note_what_is_left_out()
+    for note in tally.notes.values():
+        notes.append(note)
+    return _recording(path, columns, reader.header, notes)
+
+
+def _recording(path: Path, columns: ColumnBuilder, header: dict[str, Any], notes: list[Note]) -> Recording:
+    base_ns = _base_time_ns(header, notes)
+    coded = columns.coded()
+    integers = columns.integers()
+    integers["start_ns"] += base_ns
+    numbers = {name: pl.Series(values, dtype=pl.Int64) for name, values in integers.items()}
+    for name in ("correlation", "bytes"):
+        numbers[name] = numbers[name].set(numbers[name] == NO_NUMBER, None)
+    frame = pl.DataFrame({name: column.series() for name, column in coded.items()} | numbers)
+    return Recording(
+        path,
+        frame,
+        columns.tensors,
+        columns.messages,
+        columns.thread_names,
+        header,
+        _summed(notes),
+        differentiated=columns.differentiated(),
+        codes=coded,
+        numbers=integers,
+    )
+
+
+def _size(path: Path) -> int:
+    """0 where there is no such file, which reading then reports."""
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _base_time_ns(header: dict[str, Any], notes: list[Note]) -> int:
+    base = header.get("baseTimeNanoseconds", 0)
+    if isinstance(base, str) and re.fullmatch(r"-?[0-9]{1,19}", base):
+        base = int(base)
+    if isinstance(base, int) and not isinstance(base, bool) and abs(base) < 2**61:
+        return base
+    notes.append(Note("baseTimeNanoseconds that is no time, taken as 0", 1, str(base)[:40]))
+    return 0
+
+
+def _summed(notes: list[Note]) -> tuple[Note, ...]:
+    tally = Tally()
+    for note in notes:
+        tally.add(note.what, note.count, note.example)
+    return tuple(tally.notes.values())

@@ -1,0 +1,130 @@
+"""What was decided of each row, put together as the tables of one rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.ma  # polars asks whether an array is masked, and would import it while a trace is read
+import polars as pl
+
+from ...base.kinds import Kind
+from ...base.labels import Phase
+from ..kineto.reader import Recording
+from ..table import DTYPE, GROUP_SCHEMA, KIND, SPAN_SCHEMA, STEP_SCHEMA, Note
+from .groups import group_table
+from .lanes import lane_table
+from .rows import Rows
+from .windows import Windows, depths
+
+KIND_CODE: dict[str, int] = {kind: code for code, kind in enumerate(Kind)}
+PHASE_CODE: dict[str, int] = {phase: code for code, phase in enumerate(Phase)}
+
+
+@dataclass(frozen=True, eq=False)
+class RankTables:
+    """One rank's part of a Trace."""
+
+    spans: pl.DataFrame
+    lanes: pl.DataFrame
+    steps: pl.DataFrame
+    notes: tuple[Note, ...]
+    groups: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GROUP_SCHEMA))
+
+
+@dataclass(frozen=True, eq=False)
+class Decided:
+    """By row: codes of KIND_CODE, PHASE_CODE and into ``units``; −1 where there is none."""
+
+    kind: np.ndarray
+    phase: np.ndarray
+    unit: np.ndarray
+    units: list[str]
+    step: np.ndarray
+    bytes: np.ndarray
+    is_link: np.ndarray
+    issued_lane: np.ndarray
+    issued_ns: np.ndarray  # counts where there is an issuing lane
+    dtype: dict[int, str]  # of some rows
+    group_size: dict[int, int]  # of some rows
+    steps: Windows[int]
+    main: int  # lane of the training loop
+    notes: list[Note]
+
+
+def assembled(
+    recording: Recording, rows: Rows, decided: Decided, rank: int, lane_names: Mapping[str, str]
+) -> RankTables:
+    """The tables of ``rank``, with SPAN_SCHEMA's columns and its like."""
+    has_issue = decided.issued_lane >= 0
+    columns: dict[str, Any] = {
+        "rank": np.full(len(rows), rank, np.int32),
+        "lane": rows.lane,
+        "start_ns": rows.start_ns,
+        "duration_ns": rows.duration_ns,
+        "name": rows.name.series(),
+        "kind": pl.Series(list(KIND_CODE), dtype=KIND)[decided.kind.astype(np.uint32)],
+        "unit": _texts(decided.units, decided.unit),
+        "phase": _texts(list(PHASE_CODE), decided.phase),
+        "step": _known(decided.step, decided.step >= 0).cast(pl.Int32),
+        "bytes": _known(decided.bytes, decided.bytes >= 0),
+        **_said(rows, decided),
+        "launch": _known(rows.correlation, rows.correlation > 0),
+        "depth": depths(rows.lane, rows.start_ns, rows.end_ns),
+        "issued_lane": _known(decided.issued_lane, has_issue).cast(pl.Int32),
+        "issued_ns": _known(decided.issued_ns, has_issue),
+    }
+    steps = decided.steps
+    return RankTables(
+        spans=pl.DataFrame({name: columns[name] for name in SPAN_SCHEMA}, schema=SPAN_SCHEMA),
+        lanes=lane_table(recording, rank, rows, decided.kind, decided.is_link, decided.main, lane_names),
+        steps=pl.DataFrame(
+            {
+                "rank": [rank] * len(steps),
+                "step": steps.names,
+                "start_ns": steps.start_ns,
+                "end_ns": steps.end_ns,
+            },
+            schema=STEP_SCHEMA,
+        ),
+        notes=tuple(decided.notes),
+        groups=group_table(rank, recording.header, rows.messages.values()),
+    )
+
+
+def _said(rows: Rows, decided: Decided) -> dict[str, pl.Series]:
+    """Group, its size, element type and sequence number, where a collective's own arguments or its issuer's tell."""
+    groups: dict[int, str | None] = {}
+    sequences: dict[int, int | None] = {}
+    types: dict[int, str | None] = {**decided.dtype}
+    sizes: dict[int, int | None] = {**decided.group_size}
+    for row, message in rows.messages.items():
+        groups[row] = message.group
+        sequences[row] = message.sequence
+        types[row] = message.dtype or types.get(row)
+        sizes[row] = message.group_size or sizes.get(row)
+    return {
+        "group": _sparse(groups, len(rows), pl.String),
+        "dtype": _sparse(types, len(rows), DTYPE),
+        "group_size": _sparse(sizes, len(rows), pl.Int32),
+        "sequence": _sparse(sequences, len(rows), pl.Int64),
+    }
+
+
+def _sparse(values: dict[int, Any], count: int, dtype: Any) -> pl.Series:
+    """A column that has values in some rows only."""
+    at = np.full(count, len(values), np.uint32)
+    at[list(values)] = np.arange(len(values), dtype=np.uint32)
+    return pl.Series([*values.values(), None], dtype=dtype)[at]
+
+
+def _texts(values: list[str], codes: np.ndarray) -> pl.Series:
+    at = np.where(codes < 0, len(values), codes).astype(np.uint32)
+    return pl.Series([*values, None], dtype=pl.String)[at]
+
+
+def _known(values: np.ndarray, is_known: np.ndarray) -> pl.Series:
+    series = pl.Series(values, dtype=pl.Int64)
+    return series if is_known.all() else series.set(pl.Series(~is_known), None)

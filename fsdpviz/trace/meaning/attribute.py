@@ -1,0 +1,191 @@
+"""Which unit, phase and step a moment on a host thread belongs to, from the ranges that engines record.
+
+FSDP2 does not record "the forward of unit u": it records ``FSDP::pre_forward (u)`` before and
+``FSDP::post_forward (u)`` after it. The windows here run from the one to the other.
+
+[Note: recompute] A checkpointed block runs its forward again inside backward, and FSDP's hooks are silent then: they
+see that the unit is in backward. What tells is autograd. An operator of backward is not recorded for autograd; one
+that is run again is, so that Kineto gives it a sequence number and forward thread 0, inside the node that needed it.
+Such operators inside backward are recompute, and what they launch. Not so where backward is differentiated too
+(``create_graph``), nor in exports without those arguments (Nsight): there it stays backward.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ...base.labels import Phase, RangeLabel, parse_label
+from .fsdp1 import fsdp1_labels
+from .windows import Windows
+
+_STEP = re.compile(r"^ProfilerStep\s*#(\d{1,9})$")
+_OPTIMIZER = re.compile(r"^Optimizer\.step#")
+_HAND_WRITTEN = re.compile(r"^##\s*(forward|backward|optimizer)\s*##$")
+_FORWARD = ("DistributedDataParallel.forward", "FullyShardedDataParallel.forward")
+_BACKWARD = ("autograd::engine::evaluate_function", "FSDP::root_post_backward_callback")
+_NEITHER = re.compile(r"^(?:Optimizer\.zero_grad#|enumerate\(DataLoader\)|fsdpviz::data$|## zero_grad ##)")
+_POST_BACKWARD = (
+    "post_backward_accumulate",
+    "post_backward_reshard",
+    "post_backward_rs_wait",
+    "post_backward_reduce",
+)
+_LOOP_PHASES = {phase.value: phase for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)}
+
+Range = tuple[int, int, int, str]  # lane, start_ns, end_ns, name
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """The windows of one rank. Units, phases and optimizer windows are by host lane; steps are on lane 0
+    for all.
+    """
+
+    units: Windows[str]
+    issuers: Windows[str]  # the units that issue collectives: FSDP's own ranges only
+    phases: Windows[Phase | None]  # None: a range that is known to be neither forward nor backward
+    optimizer: Windows[str]
+    steps: Windows[int]
+    has_loop_ranges: bool  # fsdpviz::forward and the like, which leave nothing to guess
+
+    @property
+    def knows_backward(self) -> bool:
+        """True if something says where backward is; then other compute on a host thread is forward."""
+        return Phase.BACKWARD in self.phases.names
+
+
+def attribution(ranges: Sequence[Range]) -> Attribution:
+    """The windows that named ranges of host threads imply; ``ranges`` need no order."""
+    ordered = sorted(ranges, key=lambda item: (item[0], item[1], -item[2]))
+    labels = {name: parse_label(name) for name in {item[3] for item in ordered}}
+    labelled = labelled_ranges(ordered)
+    forward, backward = unit_windows(labelled)
+    phases = [*_plain_phases(ordered, labelled)]
+    phases += [(*window[:3], Phase.BACKWARD) for window in backward]
+    is_backward = Windows([window for window in phases if window[3] is Phase.BACKWARD])
+    phases += _forward_or_recompute(forward, is_backward)
+    of_fsdp = [(item, label) for item, label in labelled if label.family == "FSDP"]
+    steps = {int(match[1]): item for item in ordered if (match := _STEP.match(item[3]))}
+    return Attribution(
+        units=Windows([*forward, *backward, *_own_windows(labelled)]),
+        # around a block lie other units' collectives too, and such as are no unit's: DDP's buckets, tensor parallelism
+        issuers=Windows(_own_windows(of_fsdp)),
+        phases=Windows(phases),
+        optimizer=Windows([item for item in ordered if _steps_optimizer(item[3], labels[item[3]])]),
+        steps=Windows([(0, item[1], item[2], step) for step, item in steps.items()]),
+        has_loop_ranges=any(label.family == "fsdpviz" and label.phase in _LOOP_PHASES for _, label in labelled),
+    )
+
+
+def differentiates_backward(names: Iterable[str]) -> bool:
+    """True if an operator that only backward has was itself recorded for autograd: a second derivative is wanted,
+    and backward's operators cannot be told from recomputed ones.
+    """
+    return any(name.endswith(("_backward", "Backward0", "_backward_data")) for name in names)
+
+
+def with_recompute(windows: Attribution, spans: Iterable[tuple[int, int, int]]) -> Attribution:
+    """The windows with these times (lane, start, end) as recompute. See [Note: recompute]."""
+    phases = windows.phases
+    known = zip(phases.lane.tolist(), phases.start_ns.tolist(), phases.end_ns.tolist(), phases.names, strict=True)
+    again = [(*span, Phase.RECOMPUTE) for span in spans]
+    return replace(windows, phases=Windows([*known, *again]))
+
+
+def labelled_ranges(ranges: Sequence[Range]) -> list[tuple[Range, RangeLabel]]:
+    """The ranges of FSDP1, FSDP2 and our own engines with their labels, by lane, start and −end."""
+    labels = {name: parse_label(name) for name in {item[3] for item in ranges}}
+    found = [(item, label) for item in ranges if (label := labels[item[3]]) is not None]
+    return sorted([*found, *fsdp1_labels(ranges)], key=lambda pair: (pair[0][0], pair[0][1], -pair[0][2]))
+
+
+def _own_windows(labelled: Sequence[tuple[Range, RangeLabel]]) -> list[tuple[int, int, int, str]]:
+    return [(*item[:3], label.unit) for item, label in labelled if label.unit is not None]
+
+
+def _steps_optimizer(name: str, label: RangeLabel | None) -> bool:
+    if label is not None:
+        return label.family == "fsdpviz" and label.phase == Phase.OPTIMIZER
+    return _OPTIMIZER.match(name) is not None
+
+
+def _plain_phases(
+    ordered: Sequence[Range], labelled: Sequence[tuple[Range, RangeLabel]]
+) -> Iterator[tuple[int, int, int, Phase | None]]:
+    for item, label in labelled:
+        if label.family == "fsdpviz" and label.unit is None and label.phase in _LOOP_PHASES:
+            yield (*item[:3], _LOOP_PHASES[label.phase])
+        elif label.family == "FSDP" and label.phase in _POST_BACKWARD:
+            yield (*item[:3], Phase.BACKWARD)
+    for item in ordered:
+        name = item[3]
+        if _OPTIMIZER.match(name):
+            yield (*item[:3], Phase.OPTIMIZER)
+        elif name.startswith(_BACKWARD):
+            yield (*item[:3], Phase.BACKWARD)
+        elif name.startswith(_FORWARD):
+            yield (*item[:3], Phase.FORWARD)
+        elif match := _HAND_WRITTEN.match(name):
+            yield (*item[:3], Phase(match[1]))
+        elif _NEITHER.match(name):
+            yield (*item[:3], None)
+
+
+def unit_windows(
+    labelled: Sequence[tuple[Range, RangeLabel]],
+) -> tuple[list[tuple[int, int, int, str]], list[tuple[int, int, int, str]]]:
+    """Forward and backward windows (lane, start, end, unit).
+
+    A range whose partner is missing (the recording's window cut it, checkpointing stopped early) stands for
+    itself.
+    """
+    forward: list[tuple[int, int, int, str]] = []
+    backward: list[tuple[int, int, int, str]] = []
+    open_forward: dict[tuple[int, str], Range] = {}
+    open_backward: dict[tuple[int, str], Range] = {}
+    for item, label in labelled:
+        lane, start, end, _ = item
+        unit = label.unit
+        if unit is None:  # the loop's own phases, and hooks of FSDP1 whose unit is not known
+            continue
+        if label.family == "fsdpviz":
+            if label.phase in (Phase.FORWARD, Phase.BACKWARD):
+                (forward if label.phase == Phase.FORWARD else backward).append((lane, start, end, unit))
+        elif label.phase == "pre_forward":
+            _close_alone(open_forward.pop((lane, unit), None), unit, forward)
+            open_forward[lane, unit] = item
+        elif label.phase == "post_forward":
+            begun = open_forward.pop((lane, unit), item)
+            forward.append((lane, begun[1], end, unit))
+        elif label.phase == "pre_backward":
+            _close_alone(open_backward.pop((lane, unit), None), unit, backward)
+            open_backward[lane, unit] = item
+        elif label.phase in _POST_BACKWARD:
+            begun = open_backward.pop((lane, unit), item)
+            backward.append((lane, begun[1], end, unit))
+    for left_open, windows in ((open_forward, forward), (open_backward, backward)):
+        for (_, unit), item in left_open.items():
+            _close_alone(item, unit, windows)
+    return forward, backward
+
+
+def _close_alone(item: Range | None, unit: str, windows: list[tuple[int, int, int, str]]) -> None:
+    if item is not None:
+        windows.append((*item[:3], unit))
+
+
+def _forward_or_recompute(
+    forward: Sequence[tuple[int, int, int, str]], backward: Windows[Phase | None]
+) -> list[tuple[int, int, int, Phase | None]]:
+    """A unit's forward that starts inside backward is run again for activation checkpointing."""
+    lanes = np.array([window[0] for window in forward], np.int64)
+    starts = np.array([window[1] for window in forward], np.int64)
+    inside = backward.at(lanes, starts) >= 0
+    return [
+        (*window[:3], Phase.RECOMPUTE if again else Phase.FORWARD)
+        for window, again in zip(forward, inside.tolist(), strict=True)
+    ]

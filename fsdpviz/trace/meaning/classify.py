@@ -1,0 +1,132 @@
+"""What a span is, decided once a distinct name: by its parent operator, then its arguments, then its own
+name.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ...base.kinds import COMMUNICATION, Kind
+from ...base.labels import parse_label
+
+DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
+ANNOTATIONS = frozenset({"user_annotation", "gpu_user_annotation", "Trace"})
+_HOST_CATEGORIES = frozenset({"cpu_op", "python_function", "overhead", ""})
+
+_LINK_KINDS = {kind.value: kind for kind in COMMUNICATION | {Kind.H2D, Kind.D2H}}
+
+# the first that a name holds, once all but letters and digits is gone
+_COLLECTIVES = (
+    ("reducescatter", Kind.REDUCE_SCATTER),
+    ("allgather", Kind.ALL_GATHER),
+    ("allreduce", Kind.ALL_REDUCE),
+    ("crossdevicereduce", Kind.ALL_REDUCE),  # vLLM's own
+    ("alltoall", Kind.ALL_TO_ALL),
+    ("all2all", Kind.ALL_TO_ALL),
+    ("deepep", Kind.ALL_TO_ALL),  # dispatches tokens to experts and combines them
+    ("broadcast", Kind.BROADCAST),
+    ("sendrecv", Kind.P2P),
+    ("send", Kind.P2P),
+    ("recv", Kind.P2P),
+    ("gather", Kind.P2P),  # to or from one rank
+    ("scatter", Kind.P2P),
+    ("reduce", Kind.ALL_REDUCE),
+)
+# NCCL: ncclAllReduceRingLLKernel_sum_f32 (2.4), ncclKernel_… (2.12), ncclDevKernel_… (2.19), ncclSymk… (2.27); RCCL
+# and MSCCL; torch's symmetric memory (multimem_…, one_shot_…, two_shot_…); vLLM's and SGLang's own; DeepEP
+_COLLECTIVE_KERNEL = re.compile(
+    r"nccl\w*kernel|ncclsymk|rccl|msccl|multimem_|(?:one|two)_shot_|cross_device_reduce|deep_ep::"
+    r"|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all",
+    re.IGNORECASE,
+)
+# one of them is in every name that the pattern matches; kernels' names are long, and looking for words is fast
+_COLLECTIVE_WORDS = ("ccl", "multimem", "_shot_", "deep_ep", "reduce", "gather", "toall", "to_all")
+_COPIES = (
+    (re.compile(r"HtoD|HostToDevice|H2D", re.IGNORECASE), Kind.H2D),
+    (re.compile(r"DtoH|DeviceToHost|D2H", re.IGNORECASE), Kind.D2H),
+    (re.compile(r"PtoP|PeerToPeer|P2P", re.IGNORECASE), Kind.P2P),
+    (re.compile(r"HtoH|HostToHost", re.IGNORECASE), Kind.HOST),
+)
+# namespaces of operators that only hold others, or that hand work to someone else
+_HOLDS_OTHERS = re.compile(
+    r"^(?:autograd::|torch::autograd::|torch::distributed::|c10d|_c10d_functional|_dtensor::|profiler::|prim::"
+    r"|rpc::|symm_mem::|gloo:|nccl:|FSDP::|fsdpviz::)"
+)
+_WAITS = re.compile(r"^(?:_?c10d_functional::wait_tensor|fsdpviz::\w*wait|gloo:barrier)")
+_OPTIMIZER_KERNEL = re.compile(
+    r"multi_tensor_apply|fused_?(?:adam|sgd|adagrad|lamb|lion)|(?:adam|sgd|lamb|lion)functor|kOptimizer", re.IGNORECASE
+)
+
+
+def collective_in(text: str) -> Kind | None:
+    """The collective that an operator, a range or an argument names, whatever its spelling; None if none."""
+    return _first_collective(text.rpartition(":")[2])
+
+
+def _first_collective(text: str) -> Kind | None:
+    plain = re.sub(r"[^a-z0-9]", "", text.lower())
+    return next((kind for word, kind in _COLLECTIVES if word in plain), None)
+
+
+def is_collective_kernel(name: str) -> bool:
+    """True for a kernel that moves data between ranks. Its name need not say which collective it is."""
+    small = name.lower()
+    if not any(word in small for word in _COLLECTIVE_WORDS):
+        return False
+    return not name.startswith("triton_") and _COLLECTIVE_KERNEL.search(name) is not None
+
+
+def link_kind(name: str) -> Kind | None:
+    """The kind of a range ``fsdpviz::<collective or copy> (unit)``: a transfer over an emulated link."""
+    label = parse_label(name)
+    return _LINK_KINDS.get(label.phase) if label and label.family == "fsdpviz" else None
+
+
+def device_kind(category: str, name: str, collective: str, parent: str) -> Kind:
+    """The kind of a span of the device. ``collective`` is the kernel's own argument, ``parent`` the range
+    or operator that issued it; "" where there is none.
+    """
+    if category == "gpu_memset":
+        return Kind.MEMSET
+    if category == "gpu_memcpy":
+        copy = next((kind for pattern, kind in _COPIES if pattern.search(name)), Kind.D2D)
+        # a copy engine gathers by copying from its peers
+        return (collective_in(parent) or copy) if copy is Kind.P2P else copy
+    if not is_collective_kernel(name):
+        return Kind.COMPUTE
+    return collective_in(parent) or collective_in(collective) or _first_collective(name) or Kind.P2P
+
+
+def host_kind(category: str, name: str) -> Kind | None:
+    """The kind of a span outside the device by its name alone; None for a category that nobody knows."""
+    if category == "cuda_sync":
+        return Kind.WAIT
+    if _WAITS.match(name):
+        return Kind.WAIT
+    if category in ANNOTATIONS:
+        return Kind.ANNOTATION
+    if category in _HOST_CATEGORIES or category.endswith(("_runtime", "_driver")):
+        return Kind.HOST
+    return None
+
+
+def is_cpu_work(category: str, name: str) -> bool:
+    """True for an operator that computes or copies when it runs on the CPU, if it is the outermost such
+    one.
+
+    ``autograd::…``, ``c10d::…`` and names without a namespace (``AddmmBackward0``, ``PythonSubclass``) hold
+    others.
+    """
+    return category == "cpu_op" and ("::" in name or name.startswith("graph_")) and not _HOLDS_OTHERS.match(name)
+
+
+def is_optimizer_kernel(name: str) -> bool:
+    """By name only, for recordings without an ``Optimizer.step#`` range: foreach kernels, which gradient clipping
+    has too, and fused ones of torch, Apex and bitsandbytes.
+    """
+    return _OPTIMIZER_KERNEL.search(name) is not None
+
+
+def is_wait_argument(collective: str) -> bool:
+    """True for the ``Collective name`` of a ``record_param_comms`` that waits for another and moves nothing."""
+    return collective == "wait"

@@ -1,0 +1,148 @@
+"""Lanes: what they are called, and their order in a picture."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping
+
+import numpy as np
+import polars as pl
+
+from ...base.kinds import COMPUTATION, WORK, Kind
+from ..kineto.reader import Recording
+from ..table import LANE_SCHEMA
+from .rows import Rows
+
+_THREAD_NAME = re.compile(r"^thread -?\d+ \((?P<name>.*)\)$")
+_STEP = re.compile(r"^ProfilerStep")
+_GLOO = re.compile(r"^gloo:")
+_BACKWARD = re.compile(r"^autograd::engine::")
+_GENERIC = re.compile(r"^(?:python[\d.]*|pt_main_thread|)$")
+
+
+def main_lane(rows: Rows) -> int:
+    """The lane of the thread that runs the training loop; −1 for a recording without host threads.
+
+    It is the process's first thread, else the one with the profiler's steps, else the one with most
+    operators.
+    """
+    is_host = rows.in_categories(("cpu_op", "user_annotation"))
+    operators = np.bincount(rows.lane[is_host], minlength=len(rows.threads))
+    with_steps = set(rows.lane[is_host & rows.named(_STEP)].tolist())
+    lanes = np.flatnonzero(operators).tolist()
+    if not lanes:
+        return -1
+    return max(
+        lanes, key=lambda lane: (rows.processes[lane] == rows.threads[lane], lane in with_steps, operators[lane])
+    )
+
+
+def lane_table(
+    recording: Recording,
+    rank: int,
+    rows: Rows,
+    kind: np.ndarray,
+    is_link: np.ndarray,
+    main: int,
+    names: Mapping[str, str],
+) -> pl.DataFrame:
+    """LANE_SCHEMA's columns, by ``lane``. ``kind`` are indices into the list of kinds, by row.
+
+    ``names`` are the run's own, by thread id.
+    """
+    count = len(rows.threads)
+
+    def holds(chosen: np.ndarray) -> list[bool]:
+        return (np.bincount(rows.lane[chosen], minlength=count) > 0).tolist()
+
+    def one_of(kinds: Collection[Kind]) -> np.ndarray:
+        return np.array([item in kinds for item in Kind], bool)[kind]
+
+    busy = one_of(COMPUTATION)
+    columns = {
+        "lane": list(range(count)),
+        "process": rows.processes,
+        "thread": rows.threads,
+        "is_device": holds(rows.is_device),
+        "is_profiler": [not other for other in holds(~rows.in_categories(("Trace",)))],
+        "has_links": holds(is_link),
+        "has_gloo": holds(rows.named(_GLOO)),
+        "has_backward": holds(rows.named(_BACKWARD)),
+        "has_work": holds(one_of(WORK)),
+        "has_ranges": holds(one_of((Kind.WAIT, Kind.ANNOTATION))),
+        "compute_ns": np.bincount(rows.lane[busy], rows.duration_ns[busy], minlength=count).astype(np.int64).tolist(),
+    }
+    lanes = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
+    called = _names(lanes, recording, main, names)
+    primary = max(lanes, key=lambda row: (row["compute_ns"], row["lane"] == main))["lane"] if lanes else -1
+    order = sorted(lanes, key=lambda row: _order(row, primary, main))
+    place = {row["lane"]: index for index, row in enumerate(order)}
+    return pl.DataFrame(
+        {
+            "rank": [rank] * count,
+            "lane": columns["lane"],
+            "name": [called[lane] for lane in columns["lane"]],
+            "is_device": columns["is_device"],
+            "process": rows.processes,
+            "thread": rows.threads,
+            "sort": [place[lane] for lane in columns["lane"]],
+        },
+        schema=LANE_SCHEMA,
+    )
+
+
+def _order(row: dict, primary: int, main: int) -> tuple:
+    if row["lane"] == primary:
+        group = 0
+    elif row["has_work"]:
+        group = 1
+    elif row["has_ranges"] and not row["is_profiler"]:
+        group = 2
+    else:
+        group = 3
+    number = re.search(r"\d+", row["thread"])
+    return (
+        group,
+        row["is_profiler"],
+        row["lane"] != main,
+        not row["has_links"],
+        -row["compute_ns"] if not row["has_gloo"] else 0,
+        int(number[0]) if number else 0,
+        row["lane"],
+    )
+
+
+def _names(rows: list[dict], recording: Recording, main: int, given: Mapping[str, str]) -> dict[int, str]:
+    devices = {row["process"] for row in rows if row["is_device"]}
+    called = {row["lane"]: _name(row, recording, main, given, len(devices) > 1) for row in rows}
+    often = Counter(called.values())
+    nth: Counter[str] = Counter()
+    for row in sorted(rows, key=lambda row: (len(row["thread"]), row["thread"], row["lane"])):
+        name = called[row["lane"]]
+        if often[name] > 1:
+            nth[name] += 1
+            called[row["lane"]] = f"{name} {nth[name]}"
+    return called
+
+
+def _name(row: dict, recording: Recording, main: int, given: Mapping[str, str], many_devices: bool) -> str:
+    thread = row["thread"]
+    if row["is_device"]:
+        stream = thread if thread.startswith("stream") else f"stream {thread}"
+        stream = "device" if thread == "-1" else stream  # waits for a whole device or an event
+        return f"GPU {row['process']} {stream}" if many_devices else stream
+    if thread in given:
+        return given[thread]
+    if row["lane"] == main:
+        return "main thread"
+    if row["has_links"]:
+        return "link"
+    if row["has_gloo"]:
+        return "gloo"
+    if row["has_backward"]:
+        return "backward thread"
+    if row["is_profiler"]:
+        return "profiler"
+    match = _THREAD_NAME.match(recording.thread_names.get((row["process"], thread), ""))
+    return f"thread {thread}" if match is None or _GENERIC.match(match["name"]) else match["name"]

@@ -1,0 +1,150 @@
+"""One recording's events as arrays, sorted by lane, start and −end, with texts as codes.
+
+Whatever depends on a name is decided once a distinct name and looked up by code, never once a row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+
+from ..kineto.arguments import NO_NUMBER, Message, Tensors
+from ..kineto.columns import Coded
+from ..kineto.reader import Recording
+from .classify import DEVICE_CATEGORIES
+
+_ON_DEVICE = DEVICE_CATEGORIES | {"gpu_user_annotation", "cuda_sync"}
+
+
+class Rows:
+    """Arrays by row; ``lane`` numbers the pairs of process and thread in the order in which the file has them."""
+
+    def __init__(self, recording: Recording) -> None:
+        events = recording.events
+        codes: Mapping[str, Coded] = recording.codes or {
+            name: Coded.of(events[name]) for name in ("category", "name", "process", "thread")
+        }
+        lane, first = _lanes(codes["process"], codes["thread"])
+        self.processes = [codes["process"].values[code] for code in codes["process"].codes[first]]  # by lane
+        self.threads = [codes["thread"].values[code] for code in codes["thread"].codes[first]]
+        numbers: Mapping[str, np.ndarray] = recording.numbers or {
+            name: events[name].fill_null(NO_NUMBER).to_numpy()
+            for name in ("start_ns", "duration_ns", "correlation", "bytes")
+        }
+        start_ns, duration_ns = numbers["start_ns"], numbers["duration_ns"]
+        order = _order(lane, start_ns, duration_ns)
+        self.lane = lane[order]
+        self.start_ns = start_ns[order]
+        self.duration_ns = duration_ns[order]
+        self.end_ns = self.start_ns + self.duration_ns
+        self.correlation = numbers["correlation"][order]
+        self.bytes = np.maximum(numbers["bytes"][order], -1)  # −1 where there are none
+        self.name = Coded(codes["name"].codes[order], codes["name"].values)
+        self.category = Coded(codes["category"].codes[order], codes["category"].values)
+        self.is_device = self.in_categories(_ON_DEVICE)
+        self.runs_on_device = self.in_categories(DEVICE_CATEGORIES)
+        self.tensors: dict[int, Tensors] = {}
+        self.messages: dict[int, Message] = {}
+        self.differentiated = np.zeros(len(order), bool)
+        if recording.differentiated is not None and len(recording.differentiated):
+            self.differentiated[recording.differentiated] = True
+            self.differentiated = self.differentiated[order]
+        if recording.tensors or recording.messages:
+            row_of = np.empty(len(order), np.int64)
+            row_of[order] = np.arange(len(order))
+            self.tensors = {int(row_of[old]): tensors for old, tensors in recording.tensors.items()}
+            self.messages = {int(row_of[old]): message for old, message in recording.messages.items()}
+
+    def __len__(self) -> int:
+        return len(self.lane)
+
+    def name_of(self, row: int) -> str:
+        return self.name.values[self.name.codes[row]]
+
+    def category_of(self, row: int) -> str:
+        return self.category.values[self.category.codes[row]]
+
+    def in_categories(self, wanted: Iterable[str] | Callable[[str], bool]) -> np.ndarray:
+        """Which rows have one of these categories, or one that the function says yes to (bool)."""
+        decides = wanted if callable(wanted) else frozenset(wanted).__contains__
+        return _by_code(self.category, decides)
+
+    def named(self, pattern: re.Pattern[str] | Callable[[str], bool]) -> np.ndarray:
+        """Which rows' names the pattern matches from their start, or the function says yes to (bool)."""
+        return _by_code(self.name, pattern if callable(pattern) else lambda name: pattern.match(name) is not None)
+
+    def kinds_of_names(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The distinct pairs of category and name: both codes, and for each row which pair it is."""
+        pair = self.category.codes.astype(np.int64) * len(self.name.values) + self.name.codes
+        distinct, which = _distinct(pair, len(self.category.values) * len(self.name.values))
+        return distinct // max(1, len(self.name.values)), distinct % max(1, len(self.name.values)), which
+
+    def launches(self) -> np.ndarray:
+        """By row, the row of the call that launched a device span: itself for host rows, −1 where the file has
+        none. Of several calls with one id the first is taken.
+        """
+        found = np.arange(len(self))
+        device = np.flatnonzero(self.is_device)
+        if not len(device):
+            return found
+        calls = np.flatnonzero(
+            self.in_categories(lambda name: name.endswith(("_runtime", "_driver"))) & (self.correlation != NO_NUMBER)
+        )
+        found[device] = -1
+        if not len(calls):
+            return found
+        calls = calls[np.argsort(self.correlation[calls], kind="stable")]
+        ids = self.correlation[calls]
+        at = np.minimum(np.searchsorted(ids, self.correlation[device], "left"), len(ids) - 1)
+        has_call = ids[at] == self.correlation[device]
+        found[device[has_call]] = calls[at[has_call]]
+        return found
+
+
+def _by_code(column: Coded, decides: Callable[[str], bool]) -> np.ndarray:
+    return np.fromiter(map(decides, column.values), bool, len(column.values))[column.codes]
+
+
+def _distinct(values: np.ndarray, bound: int) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct values, rising, and for each value which one it is; without sorting where they are small."""
+    if bound > max(1 << 16, 4 * len(values)):
+        return np.unique(values, return_inverse=True)
+    is_there = np.zeros(bound, bool)
+    is_there[values] = True
+    distinct = np.flatnonzero(is_there)
+    place = np.zeros(bound, np.int64)
+    place[distinct] = np.arange(len(distinct))
+    return distinct, place[values]
+
+
+def _lanes(process: Coded, thread: Coded) -> tuple[np.ndarray, np.ndarray]:
+    """Each event's lane (int32), and the first event of each lane."""
+    pair = process.codes.astype(np.int64) * len(thread.values) + thread.codes
+    distinct, which = _distinct(pair, len(process.values) * len(thread.values))
+    first = np.full(len(distinct), len(pair), np.int64)
+    first[which[::-1]] = np.arange(len(pair))[::-1]  # the last write is the first event
+    by_appearance = np.argsort(first)
+    number = np.empty(len(distinct), np.int32)
+    number[by_appearance] = np.arange(len(distinct), dtype=np.int32)
+    return number[which], first[by_appearance]
+
+
+def _order(lane: np.ndarray, start_ns: np.ndarray, duration_ns: np.ndarray) -> np.ndarray:
+    """The rows by lane, start, −end and place in the file."""
+    if not len(lane):
+        return np.zeros(0, np.int64)
+    since = start_ns - start_ns.min()
+    lane_bits, time_bits = int(lane.max()).bit_length(), int(since.max()).bit_length()
+    if lane_bits + time_bits > 62 or since.min() < 0:
+        return np.lexsort((-duration_ns, start_ns, lane))
+    key = (lane.astype(np.int64) << time_bits) | since
+    order = np.argsort(key, kind="stable")
+    key = key[order]
+    is_tied = np.zeros(len(key), bool)
+    np.equal(key[1:], key[:-1], out=is_tied[1:])
+    is_tied[:-1] |= is_tied[1:]
+    tied = np.flatnonzero(is_tied)
+    order[tied] = order[tied][np.lexsort((-duration_ns[order[tied]], key[tied]))]
+    return order
