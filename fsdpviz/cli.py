@@ -65,7 +65,10 @@ def run(
 
 @app.command("open")
 def open_(
-    paths: Annotated[list[Path], typer.Argument(metavar="PATH…", help="Traces, a folder of them, or a run folder.")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(metavar="PATH…", help="Traces, a glob, a folder or archive of them, or a run folder."),
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print what is in it as JSON.")] = False,
     html: Html = None,
 ) -> None:

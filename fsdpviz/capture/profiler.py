@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +14,11 @@ from ..engine.protocol import RankContext
 from ..experiment import Experiment
 from ..experiment.run_folder import RankFolder, write_json
 from .lanes import lane_names
+
+
+# gloo closes a collective's range a little after it has told the waiting thread that it is done; a range that is
+# still open when the profiler stops loses its shapes
+SETTLE_S = 0.05
 
 
 class StepProfiler:
@@ -45,6 +51,7 @@ class StepProfiler:
         """Ends the recording, early when a step raised."""
         if self._is_running:
             self._is_running = False
+            time.sleep(SETTLE_S)
             self._lanes = lane_names()  # while the threads that were recorded still live
             self._profile.stop()
 
