@@ -15,7 +15,6 @@ from ..experiment import Experiment
 from ..experiment.run_folder import RankFolder, write_json
 from .lanes import lane_names
 
-
 # gloo closes a collective's range a little after it has told the waiting thread that it is done; a range that is
 # still open when the profiler stops loses its shapes
 SETTLE_S = 0.05
