@@ -115,14 +115,19 @@ def _joined(
     tables: Sequence[RankTables], provenance: Provenance, notes: Sequence[Note], about: Mapping[str, Any]
 ) -> Trace:
     return Trace(
-        spans=pl.concat([pl.DataFrame(schema=SPAN_SCHEMA), *(table.spans for table in tables)]),
-        lanes=pl.concat([pl.DataFrame(schema=LANE_SCHEMA), *(table.lanes for table in tables)]),
-        steps=pl.concat([pl.DataFrame(schema=STEP_SCHEMA), *(table.steps for table in tables)]),
-        groups=pl.concat([pl.DataFrame(schema=GROUP_SCHEMA), *(table.groups for table in tables)]),
+        spans=_concat([table.spans for table in tables], SPAN_SCHEMA),
+        lanes=_concat([table.lanes for table in tables], LANE_SCHEMA),
+        steps=_concat([table.steps for table in tables], STEP_SCHEMA),
+        groups=_concat([table.groups for table in tables], GROUP_SCHEMA),
         provenance=provenance,
         notes=_summed([*notes, *(note for table in tables for note in table.notes)]),
         about=about,
     )
+
+
+def _concat(frames: Sequence[pl.DataFrame], schema: Mapping[str, Any]) -> pl.DataFrame:
+    """The frames, all of ``schema``, below each other."""
+    return frames[0] if len(frames) == 1 else pl.concat([pl.DataFrame(schema=schema), *frames])
 
 
 def _summed(notes: Sequence[Note]) -> tuple[Note, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import sys
 from pathlib import Path
@@ -17,19 +16,12 @@ from hypothesis import strategies as st
 from make_trace import KINETO, document, launched, mark, op, span, write, write_trace
 
 from fsdpviz.base.errors import TraceError
-from fsdpviz.trace import Note, Trace, open_trace
-from fsdpviz.trace.export import pandas_frame
-from fsdpviz.trace.files.sniff import Format
-from fsdpviz.trace.files.sources import Source
-from fsdpviz.trace.kineto import blocks, events
+from fsdpviz.trace import open_trace
+from fsdpviz.trace.kineto import blocks, events, nanoseconds
 from fsdpviz.trace.kineto.columns import Coded
 from fsdpviz.trace.kineto.reader import Recording, read_recording
 from fsdpviz.trace.meaning.rows import Rows
 from fsdpviz.trace.meaning.windows import Windows
-from fsdpviz.trace.reading import parallel, progress
-from fsdpviz.trace.reading import readers as reading
-from fsdpviz.trace.reading.parallel import read_together
-from fsdpviz.trace.reading.stored import read_parts
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -184,7 +176,7 @@ def test_rows_are_sorted_as_promised(items: list[tuple[str, int, int, int]]) -> 
         "bytes": [None] * len(items),
     }
     frame = pl.DataFrame(columns, schema_overrides={"correlation": pl.Int64, "bytes": pl.Int64})
-    rows = Rows(Recording(Path("t"), frame, {}, {}, {}, {}, ()))
+    rows = Rows(Recording.of_frame(Path("t"), frame, {}, {}, {}, {}, ()))
     lanes = list(dict.fromkeys(item[:2] for item in items))  # in order of appearance
     expected = sorted(range(len(items)), key=lambda i: (lanes.index(items[i][:2]), items[i][2], -items[i][3], i))
     assert [int(rows.name_of(row)) for row in range(len(rows))] == expected
@@ -243,185 +235,28 @@ def test_the_innermost_window_at_a_point(
         assert name == (max(around, key=lambda w: (w[1], -w[2])) if around else None)
 
 
-# -- processes
+# -- times
+
+# texts of one width, of one form, and of all kinds, up to what 63 bits hold and beyond
+FORMS = {
+    "whole": st.integers(0, 10**17).map(str),
+    "equally wide": st.integers(10**15, 3 * 10**15).map(str),
+    "equally wide, three decimals": st.integers(10**15, 10**16 - 1).map(lambda ns: f"{ns // 1000}.{ns % 1000:03}"),
+    "equally wide, one decimal": st.integers(10**16, 10**17 - 1).map(lambda tenths: f"{tenths // 10}.{tenths % 10}"),
+    "three decimals": st.integers(0, 10**15).map(lambda ns: f"{ns // 1000}.{ns % 1000:03}"),
+    "some decimals": st.decimals(0, 10**9, places=3).map(lambda us: f"{us:.4f}"[:-1].rstrip("0") + "5"),
+}
+ODD = st.sampled_from(["-1.5", "-3", "1.0005", "null", '"7"', "1e3", ".5", "5.", "1.2.3", "9" * 25, "0", "", "1 2"])
 
 
-def sources(*paths: Path) -> list[Source]:
-    return [Source(path, str(path), Format.KINETO) for path in paths]
-
-
-def make(path: Path, count: int) -> Path:
-    return write_trace(path, [op(f"aten::op{index}", index, 1) for index in range(count)], rank=count)
-
-
-def read_here(source: Source) -> Any:
-    return reading.read_source(source, cache=False)
-
-
-def test_helpers_give_what_reading_gives(tmp_path: Path, no_leftovers: None) -> None:
-    paths = [make(tmp_path / f"{count}.json", count) for count in (3, 1, 2)]
-    paths.append(write(tmp_path / "bad.json", '{"traceEvents": []}'))
-
-    def read_or_error(source: Source) -> Any:
-        try:
-            return read_here(source)
-        except TraceError as error:
-            return error
-
-    heard: list[int] = []
-    found = read_together(sources(*paths), read_or_error, 1, cache=False, on_read=heard.append)
-    alone = read_together(sources(*paths), read_or_error, 0, cache=False, on_read=heard.append)
-    for one, other in zip(found[:3], alone[:3], strict=True):
-        assert isinstance(one, list)
-        assert isinstance(other, list)
-        assert one[0].tables.spans.equals(other[0].tables.spans)
-        assert (one[0].rank, one[0].about, one[0].short_name) == (other[0].rank, other[0].about, other[0].short_name)
-    assert isinstance(found[3], TraceError)
-    assert str(found[3]) == str(alone[3])
-
-
-def test_a_helper_reads_what_it_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command line of a helper works: without it everything would be read here, and no test would tell."""
-    path, out = make(tmp_path / "t.json", 4), tmp_path / "out"
-    out.mkdir()
-    bad = write(tmp_path / "bad.json", "<html>")
-    jobs = "".join(parallel.job_of(source, out, False) for source in sources(path, bad))
-    monkeypatch.setattr(sys, "argv", ["", json.dumps(sys.path)])
-    monkeypatch.setattr(sys, "stdin", io.StringIO(jobs))
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    exec(parallel._START)
-    answers = [json.loads(line) for line in sys.stdout.getvalue().splitlines()]  # type: ignore[attr-defined]
-    assert answers[0] == {}
-    assert "HTML" in answers[1]["error"]
-    assert read_parts(out, "t")[0].rank == 4
-
-
-def test_a_helper_that_dies_costs_only_its_help(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_leftovers: None
-) -> None:
-    paths = [make(tmp_path / f"{count}.json", count) for count in (1, 2, 3)]
-    monkeypatch.setattr(parallel, "_START", "raise SystemExit(1)")
-    found = read_together(sources(*paths), read_here, 1, cache=False, on_read=lambda read_bytes: None)
-    assert [len(parts[0].tables.spans) for parts in found if isinstance(parts, list)] == [1, 2, 3]
-
-
-def test_helpers_are_asked_only_where_they_pay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    paths = [make(tmp_path / f"{count}.json", 9) for count in range(3)]
-    monkeypatch.setattr(parallel, "_cores", lambda: 2)
-    assert parallel.helpers_for(sources(*paths)) == 0
-    monkeypatch.setattr(parallel, "WORTH_BYTES", 1)
-    assert parallel.helpers_for(sources(*paths)) == 1
-    assert parallel.helpers_for(sources(paths[0])) == 0
-    monkeypatch.setattr(parallel, "_cores", lambda: 1)
-    assert parallel.helpers_for(sources(*paths)) == 0
-
-
-def test_a_folder_opens_the_same_with_helpers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / "job"
-    for rank in range(3):
-        write_trace(folder / f"rank{rank}.json.gz", [op(f"aten::op{rank}", 1, 1)], rank=rank)
-    alone = open_trace(folder, cache=False)
-    monkeypatch.setattr(reading, "is_cached", lambda source: False)
-    monkeypatch.setattr(parallel, "WORTH_BYTES", 1)
-    monkeypatch.setattr(parallel, "_cores", lambda: 2)
-    assert open_trace(folder).spans.equals(alone.spans)
-    assert open_trace(folder, ranks=[1]).ranks == [1]
-
-
-# -- progress
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_bar_is_shown_only_after_a_second_and_where_one_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for patience, terminal, is_shown in (
-        (0.0, Terminal(), True),
-        (60.0, Terminal(), False),
-        (0.0, io.StringIO(), False),
-    ):
-        monkeypatch.setattr(progress, "_PATIENCE_S", patience)
-        monkeypatch.setattr(sys, "stdout", terminal)
-        with progress.progress_bar("reading", 100) as read:
-            read(10)
-            read(90)
-        assert ("reading" in terminal.getvalue()) is is_shown
-
-
-def test_the_bytes_of_the_file_are_reported(tmp_path: Path) -> None:
-    path = write(tmp_path / "t.json.gz", document([op(f"aten::{index * 7919}", index, 1) for index in range(5000)]))
-    heard: list[int] = []
-    read_recording(path, heard.append)
-    assert sum(heard) == path.stat().st_size
-
-
-# -- out and in
-
-
-def traced(path: Path) -> Trace:
-    events = [
-        mark("FSDP::pre_forward (layers.0)", 0, 5),
-        *launched(
-            "kernel",
-            "ncclDevKernel_AllGather_RING_LL",
-            1,
-            5,
-            1,
-            correlation=7,
-            **{"dtype": "BFloat16", "Group size": 2, "Process Group Name": "1", "Process Group Ranks": "[0, 1]"},
-        ),
-        {**op("lost", 0, 1), "ts": None},
-    ]
-    return open_trace(write_trace(path, events, rank=1))
-
-
-def test_parquet_gives_back_every_column_and_type(tmp_path: Path) -> None:
-    trace = traced(tmp_path / "t.json")
-    folder = trace.write_parquet(tmp_path / "out")
-    again = Trace.read_parquet(folder)
-    for name in ("spans", "lanes", "steps", "groups", "clock"):
-        assert getattr(again, name).equals(getattr(trace, name))
-        assert getattr(again, name).schema == getattr(trace, name).schema
-    assert (again.notes, again.about, again.provenance) == (trace.notes, trace.about, trace.provenance)
-    assert isinstance(again.notes[0], Note)
-    trace.write_parquet(folder)  # over itself
-    (folder / "other.txt").write_text("")
-    with pytest.raises(TraceError, match=r"a folder of its own; .* holds other\.txt"):
-        trace.write_parquet(folder)
-
-
-@pytest.mark.parametrize("damage", ["absent", "cut", "columns", "text"])
-def test_a_damaged_folder_is_named(tmp_path: Path, damage: str) -> None:
-    folder = traced(tmp_path / "t.json").write_parquet(tmp_path / "out")
-    match damage:
-        case "absent":
-            (folder / "trace.json").unlink()
-        case "cut":
-            (folder / "spans.parquet").write_bytes((folder / "spans.parquet").read_bytes()[:-9])
-        case "columns":
-            (folder / "spans.parquet").write_bytes((folder / "lanes.parquet").read_bytes())
-        case "text":
-            (folder / "trace.json").write_text("[1]")
-    with pytest.raises(TraceError) as caught:
-        Trace.read_parquet(folder)
-    assert str(folder) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_pandas_has_the_same_values_and_types_of_its_own(tmp_path: Path) -> None:
-    pandas = pytest.importorskip("pandas")
-    trace = traced(tmp_path / "t.json")
-    frame = trace.to_pandas()
-    assert list(frame.columns) == trace.spans.columns
-    types = {name: str(dtype) for name, dtype in frame.dtypes.items()}
-    assert (types["start_ns"], types["step"], types["depth"]) == ("Int64", "Int32", "Int16")
-    assert (types["name"], types["kind"], types["dtype"]) == ("string", "category", "category")
-    for name in trace.spans.columns:
-        assert [None if pandas.isna(value) else value for value in frame[name]] == trace.spans[name].to_list(), name
-    groups = pandas_frame(trace.groups)
-    assert groups["ranks"].tolist() == [[0, 1]]
+@given(st.one_of(*(st.lists(form, min_size=1, max_size=60) for form in FORMS.values())), st.lists(ODD, max_size=1))
+def test_times_read_together_are_those_read_one_by_one(texts: list[str], odd: list[str]) -> None:
+    texts = (texts * 16)[:60]  # enough of them to be worth trying
+    texts[len(texts) // 2 : len(texts) // 2] = odd
+    exact = [nanoseconds._exact(text) for text in texts]
+    values, is_known = nanoseconds.microseconds_to_ns([text.encode() for text in texts])
+    assert is_known.tolist() == [one is not None for one in exact]
+    assert values.tolist() == [one or 0 for one in exact]
 
 
 # -- the benchmark's own traces

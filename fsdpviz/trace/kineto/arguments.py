@@ -105,10 +105,14 @@ _ranks_in_text = lru_cache(maxsize=64)(ranks_in)
 
 def tensors_of(arg: Args) -> Tensors | None:
     """None where the sizes were not recorded."""
-    if not len(memoryview(arg.dims)):
-        return None
-    dims = msgspec.json.decode(arg.dims)
-    types = msgspec.json.decode(arg.types) if len(memoryview(arg.types)) else []
+    dims = bytes(arg.dims)
+    return _tensors(dims, bytes(arg.types)) if dims else None
+
+
+@lru_cache(maxsize=1024)  # steps repeat their sizes
+def _tensors(dims_text: bytes, types_text: bytes) -> Tensors | None:
+    dims = msgspec.json.decode(dims_text)
+    types = msgspec.json.decode(types_text) if types_text else []
     if not isinstance(dims, list) or not isinstance(types, list):
         return None
     elements = tuple(size for shape in dims if (size := _elements(shape)))

@@ -178,7 +178,11 @@ class ColumnBuilder:
             pieces[column].append(self._codes[column].encode(values))
         args: list[Args] = [event.args or NO_ARGS for event in spans]
         pieces["correlation"].append(_integers([arg.correlation for arg in args]))
-        pieces["bytes"].append(_integers([arg.nbytes for arg in args]))
+        # few have the others; their default is known by identity
+        copies = [index for index, arg in enumerate(args) if arg.nbytes is not NO_NUMBER]
+        sizes = np.full(len(args), NO_NUMBER, np.int64)
+        sizes[copies] = _integers([args[index].nbytes for index in copies])
+        pieces["bytes"].append(sizes)
         self._keep_differentiated([arg.forward_thread for arg in args])
         self._keep_tensors(pieces["name"][-1], args)
         for index in [i for i, arg in enumerate(args) if arg.group is not None or arg.collective is not None]:

@@ -25,6 +25,7 @@ LONGEST_EVENT_BYTES = 64 << 20  # what is held at once of a file in which no eve
 _DAMAGED_BYTES = 8 << 20  # how much is read on before a block counts as damaged
 _TRIES = 4
 _START = re.compile(rb'"traceEvents"\s*:\s*\[')
+_LIST = re.compile(rb"\s*\[")
 _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
 _BOM = b"\xef\xbb\xbf"
 
@@ -141,8 +142,8 @@ class EventReader:
         self._read_more()
         refuse_other_formats(self.path, self._pending)
         self._pending = self._pending.removeprefix(_BOM)
-        if self._pending.lstrip()[:1] == b"[":
-            self._opening, self._pending = b"[", self._pending.lstrip()[1:]
+        if match := _LIST.match(self._pending):
+            self._opening, self._pending = b"[", self._pending[match.end() :]
             return
         searched = 0
         while (match := _START.search(self._pending, searched)) is None and not self._is_last:
@@ -163,7 +164,7 @@ class EventReader:
         """The events that are whole; none where more must be read first."""
         cuts = self._cuts()
         for end, following in cuts:
-            if (events := self._decode(self._pending[:end])) is not None:
+            if (events := self._decode(memoryview(self._pending)[:end])) is not None:
                 self._pending = self._pending[following:]
                 return events
         for end, following in cuts[:1]:
@@ -185,16 +186,17 @@ class EventReader:
                 return found[: -_TRIES - 1 : -1]
         return []
 
-    def _decode(self, items: bytes) -> Sequence[Any] | None:
+    def _decode(self, items: bytes | memoryview) -> Sequence[Any] | None:
         """None where the items are not JSON."""
+        text = b"".join((b"[", items, b"]"))  # one copy: fresh pages of memory cost as much as decoding into them
         try:
-            return _EVENTS_DECODER.decode(b"[" + items + b"]")
+            return _EVENTS_DECODER.decode(text)
         except msgspec.ValidationError:
             pass  # the part before the odd event is JSON, the rest may not be
         except msgspec.DecodeError:
             return None
         try:
-            return self._each(msgspec.json.decode(b"[" + items + b"]", type=list[msgspec.Raw]))
+            return self._each(msgspec.json.decode(text, type=list[msgspec.Raw]))
         except msgspec.DecodeError:
             return None
 

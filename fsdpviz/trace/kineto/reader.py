@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,7 @@ EVENT_SCHEMA: dict[str, Any] = {
     "correlation": pl.Int64,
     "bytes": pl.Int64,  # of a copy or a memset
 }
-_SMALL_BYTES = 200_000  # a file below it is read before a second thread has started
+_SMALL_BYTES = 2_000_000  # a smaller file is unpacked in less time than two threads lose to each other
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,16 +43,29 @@ class Recording:
     """One file's events, as EVENT_SCHEMA's columns, with absolute times where the file knows them."""
 
     path: Path
-    events: pl.DataFrame
+    codes: Mapping[str, Coded]  # category, name, process and thread
+    numbers: Mapping[str, np.ndarray]  # the others of EVENT_SCHEMA, NO_NUMBER for null
     tensors: dict[int, Tensors]  # by row of ``events``; only of operators that communicate
     messages: dict[int, Message]  # by row; only of collectives whose arguments were recorded
     thread_names: dict[tuple[str, str], str]
     header: dict[str, Any]
     notes: tuple[Note, ...]
     differentiated: np.ndarray | None = None  # rows of operators that autograd recorded; None where unknown
-    # the same columns as arrays, NO_NUMBER for null, where the reader made them anyway
-    codes: Mapping[str, Coded] | None = None
-    numbers: Mapping[str, np.ndarray] | None = None
+
+    @classmethod
+    def of_frame(cls, path: Path, events: pl.DataFrame, *more: Any) -> Recording:
+        """The same of events in EVENT_SCHEMA's columns; ``more`` is the rest in order."""
+        codes = {name: Coded.of(events[name]) for name, dtype in EVENT_SCHEMA.items() if dtype == pl.String}
+        numbers = {name: events[name].fill_null(NO_NUMBER).to_numpy() for name in EVENT_SCHEMA if name not in codes}
+        return cls(path, codes, numbers, *more)
+
+    @cached_property
+    def events(self) -> pl.DataFrame:
+        """EVENT_SCHEMA's columns. Made when first asked for: the table of spans is made of the arrays."""
+        numbers = {name: pl.Series(values, dtype=pl.Int64) for name, values in self.numbers.items()}
+        for name in ("correlation", "bytes"):
+            numbers[name] = numbers[name].set(numbers[name] == NO_NUMBER, None)
+        return pl.DataFrame({name: column.series() for name, column in self.codes.items()} | numbers)
 
     @property
     def rank(self) -> int | None:
@@ -98,24 +112,18 @@ def read_recording(path: Path, on_read: Progress = lambda read_bytes: None) -> R
 
 def _recording(path: Path, columns: ColumnBuilder, header: dict[str, Any], notes: list[Note]) -> Recording:
     base_ns = _base_time_ns(header, notes)
-    coded = columns.coded()
     integers = columns.integers()
     integers["start_ns"] += base_ns
-    numbers = {name: pl.Series(values, dtype=pl.Int64) for name, values in integers.items()}
-    for name in ("correlation", "bytes"):
-        numbers[name] = numbers[name].set(numbers[name] == NO_NUMBER, None)
-    frame = pl.DataFrame({name: column.series() for name, column in coded.items()} | numbers)
     return Recording(
         path,
-        frame,
+        columns.coded(),
+        integers,
         columns.tensors,
         columns.messages,
         columns.thread_names,
         header,
         _summed(notes),
         differentiated=columns.differentiated(),
-        codes=coded,
-        numbers=integers,
     )
 
 

@@ -6,7 +6,7 @@ Whatever depends on a name is decided once a distinct name and looked up by code
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -22,17 +22,10 @@ class Rows:
     """Arrays by row; ``lane`` numbers the pairs of process and thread in the order in which the file has them."""
 
     def __init__(self, recording: Recording) -> None:
-        events = recording.events
-        codes: Mapping[str, Coded] = recording.codes or {
-            name: Coded.of(events[name]) for name in ("category", "name", "process", "thread")
-        }
+        codes, numbers = recording.codes, recording.numbers
         lane, first = _lanes(codes["process"], codes["thread"])
         self.processes = [codes["process"].values[code] for code in codes["process"].codes[first]]  # by lane
         self.threads = [codes["thread"].values[code] for code in codes["thread"].codes[first]]
-        numbers: Mapping[str, np.ndarray] = recording.numbers or {
-            name: events[name].fill_null(NO_NUMBER).to_numpy()
-            for name in ("start_ns", "duration_ns", "correlation", "bytes")
-        }
         start_ns, duration_ns = numbers["start_ns"], numbers["duration_ns"]
         order = _order(lane, start_ns, duration_ns)
         self.lane = lane[order]
@@ -71,9 +64,18 @@ class Rows:
         decides = wanted if callable(wanted) else frozenset(wanted).__contains__
         return _by_code(self.category, decides)
 
-    def named(self, pattern: re.Pattern[str] | Callable[[str], bool]) -> np.ndarray:
-        """Which rows' names the pattern matches from their start, or the function says yes to (bool)."""
-        return _by_code(self.name, pattern if callable(pattern) else lambda name: pattern.match(name) is not None)
+    def named(self, pattern: re.Pattern[str] | Callable[[str], bool], among: np.ndarray | None = None) -> np.ndarray:
+        """Which rows, of all or of those ``among`` them, have a name that the pattern matches from its start, or that
+        the function says yes to (bool).
+        """
+        decides = pattern if callable(pattern) else lambda name: pattern.match(name) is not None
+        if among is None:
+            return _by_code(self.name, decides)
+        is_asked = np.zeros(len(self.name.values), bool)
+        is_asked[self.name.codes[among]] = True
+        for code in np.flatnonzero(is_asked).tolist():
+            is_asked[code] = decides(self.name.values[code])
+        return is_asked[self.name.codes] & among
 
     def kinds_of_names(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The distinct pairs of category and name: both codes, and for each row which pair it is."""

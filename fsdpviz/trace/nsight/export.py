@@ -264,7 +264,7 @@ def _recording(
     if sum(other == process for other, _ in owners) > 1:
         mine = _of_one_device(mine, device, is_first=next(one for one in owners if one[0] == process) == owner)
     events = pl.concat(mine).select(*EVENT_SCHEMA)
-    return Recording(path, events, {}, {}, rows.thread_names, header, tuple(notes))
+    return Recording.of_frame(path, events, {}, {}, rows.thread_names, header, tuple(notes))
 
 
 def _of_one_device(frames: list[pl.DataFrame], device: int, *, is_first: bool) -> list[pl.DataFrame]:
