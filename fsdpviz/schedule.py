@@ -156,7 +156,8 @@ class Scheduler:
         self._late.clear()
         events += [Event(Op.WAIT_REDUCED, unit) for unit in self._reducing]
         self._reducing.clear()
-        return events + [event for unit in list(self._gathered) for event in self._free(unit)]
+        left = dict.fromkeys([*self._gathered, *sorted(self._resharded)])
+        return events + [event for unit in left for event in self._free(unit)]
 
     def optimizer_step(self) -> list[Event]:
         """The optimizer's turn after backward; nothing is left to do where it stepped in backward."""
@@ -207,7 +208,9 @@ class Scheduler:
         return [*events, Event(Op.GATHER, unit)]
 
     def _free(self, unit: str) -> list[Event]:
-        self._resharded.discard(unit)
+        if unit in self._resharded:
+            self._resharded.remove(unit)
+            self._gathered.setdefault(unit, None)  # a part that nobody gathered again has to go too
         return self._let_go(Op.FREE, unit)
 
     def _let_go(self, op: Op, unit: str) -> list[Event]:

@@ -168,7 +168,15 @@ def test_an_abandoned_step_leaves_nothing_gathered() -> None:
     scheduler = Scheduler(UNITS, EAGER)
     scheduler.before_forward("R")
     assert [str(e) for e in scheduler.abandon()] == ["free(R)", "free(a)"]
-    assert [str(e) for e in scheduler.before_forward("R")][0] == "gather(R)"
+    assert next(str(e) for e in scheduler.before_forward("R")) == "gather(R)"
+
+
+def test_a_part_that_backward_never_asks_for_is_freed() -> None:
+    scheduler = Scheduler(UNITS, replace(NAIVE, reshard_after_forward=2))
+    scheduler.before_forward("a")
+    scheduler.after_forward("a")
+    assert [str(e) for e in scheduler.end_backward()] == ["free(a)"]
+    assert not scheduler.end_backward()
 
 
 @pytest.mark.parametrize("wrong", [{"forward_depth": -1}, {"reduces_in_flight": 0}, {"gathered_limit": 0}])
