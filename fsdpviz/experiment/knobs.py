@@ -206,7 +206,8 @@ class Link(Spec):
 class Links(Spec):
     """Emulated links, on CPU only: the shard axis runs over ``intra_node``, the replicate axis over ``inter_node``.
 
-    ``host_device`` carries the glass box's copies of offloaded shards, each direction by itself. The transfer is real and its time is stretched to what the link would take; nothing gets faster than it is.
+    ``host_device`` carries the glass box's copies of offloaded shards, each direction by itself. The transfer is
+    real and its time is stretched to what the link would take; nothing gets faster than it is.
     """
 
     intra_node: Link | None = None

@@ -97,7 +97,8 @@ def _sharding(e: Any) -> Iterator[Refusal]:
     is_group = reshard is not True and reshard is not False
     if is_group and e.engine not in ("fsdp2", "glassbox"):
         yield (
-            f"only FSDP2 and the glass box reshard to a smaller group; got reshard_after_forward={reshard} with {e.engine}",
+            "only FSDP2 and the glass box reshard to a smaller group; "
+            f"got reshard_after_forward={reshard} with {e.engine}",
             {"reshard_after_forward": True},
         )
     if is_group and not (1 < reshard < e.mesh.shard and e.mesh.shard % reshard == 0):

@@ -54,6 +54,10 @@ class Collectives:
             parts = [group[i : i + small_ranks] for group in shards for i in range(0, mesh.shard, small_ranks)]
             self._small = _my_group(parts, rank)
 
+    def named(self, collective: str) -> str:
+        """What a range around a gather or a reduce-scatter is called: alone in its shard group, a rank only copies."""
+        return collective if self.mesh.shard > 1 else "copy"
+
     def gather(self, full: torch.Tensor, shard: torch.Tensor, *, small: bool = False) -> None:
         """All-gathers shards into ``full``. Collective over the shard group, or the small group inside it."""
         if full.numel() == shard.numel():

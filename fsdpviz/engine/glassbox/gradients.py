@@ -123,7 +123,7 @@ class Gradients:
                 self._finish_sum(going)
 
         cargo = self._collectives.reduce_cargo(self._region.full_numel * dtype.itemsize)
-        self._issue(Lane.REDUCE, "reduce_scatter", reduce, cargo)
+        self._issue(Lane.REDUCE, self._collectives.named("reduce_scatter"), reduce, cargo)
 
     def all_reduce(self) -> None:
         """Issues the all-reduce of the reduced shard across replicas. Collective over the replicate group."""

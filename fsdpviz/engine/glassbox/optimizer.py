@@ -17,8 +17,10 @@ import torch
 
 from ...base.errors import FsdpvizError
 from ...base.labels import loop_label
+from ...schedule import Tier
 from .accelerator import Lane
 from .model import ShardedModel
+from .storage import place, pool_of
 from .unit import Unit
 
 PER_PARAMETER = (
@@ -40,6 +42,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._model, self._inner = model, optimizer
         self._in_backward = model.policy.optimizer_when == "backward"
         self._by_unit: dict[str, torch.optim.Optimizer] = {}
+        self._settled: set[int] = set()  # shards whose state has its place
         if self._in_backward:
             _check_per_parameter(optimizer)
             model.optimize_in_backward = self._step_behind
@@ -70,6 +73,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
             return None
         self._inner.step()
         for unit in self._model.units().values():
+            self._settle_state(unit)
             unit.store.write_behind()
         return None
 
@@ -113,10 +117,29 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
         def step() -> None:
             part.step()
+            self._settle_state(unit)
             for shard in unit.trainable.shards:
                 shard.grad = None
 
         unit.store.written = unit.gradients.step_behind(step)
+
+    def _settle_state(self, unit: Unit) -> None:
+        """Counts the state that a first step made for the unit, and moves it to the disk where the policy says so."""
+        tier, accelerator = self._model.policy.optimizer_on, self._model.accelerator
+        for slot, shard in zip(unit.trainable.region.slots, unit.trainable.shards, strict=True):
+            state = self._inner.state.get(shard)
+            if not state or id(shard) in self._settled:
+                continue
+            self._settled.add(id(shard))
+            for key, value in state.items():
+                if not isinstance(value, torch.Tensor) or value.dim() == 0 or not value.numel():
+                    continue
+                if tier is Tier.DISK:
+                    file = self._model.disk_folder / f"{slot.name}.{key}"
+                    state[key], mapped = place(value, tier, accelerator, file)
+                    unit.store.write_too(mapped)
+                else:
+                    pool_of(accelerator, tier).take(value.nbytes)
 
     def _part_of(self, unit: Unit) -> torch.optim.Optimizer:
         """The inner optimizer over this unit's parameters alone: same state, today's learning rates."""

@@ -66,7 +66,8 @@ class ShardStore:
     def __init__(self, unit: str, shard: torch.Tensor, tier: Tier, accelerator: Accelerator, file: Path) -> None:
         self.tier = tier
         self._unit, self._accelerator = unit, accelerator
-        self.tensor, self._mapped = place(shard, tier, accelerator, file)
+        self.tensor, mapped = place(shard, tier, accelerator, file)
+        self._mapped = [] if mapped is None else [mapped]
         self._host: torch.Tensor | None = None  # DISK: what was read; dies in let_go
         self._staged: torch.Tensor | None = None  # HOST, DISK: the copy on the device; dies in let_go
         self._arrived: Event | None = None
@@ -116,13 +117,22 @@ class ShardStore:
             self._accelerator.pools.host.give(self._host.nbytes)
         self._staged = self._host = self._arrived = None
 
+    def write_too(self, mapped: np.memmap | None) -> None:
+        """Another file that the optimizer changes with this shard."""
+        self._mapped += [] if mapped is None else [mapped]
+
     def write_behind(self) -> None:
         """Sends what the optimizer changed to the disk, on the writing thread. Reads need not wait for it."""
-        mapped = self._mapped
-        if mapped is not None:
-            after = [self.written] if self.written else []
-            stream = self._accelerator.stream(Lane.WRITE)
-            self._flushed = stream.submit(loop_label("disk_write", self._unit), mapped.flush, after)
+        if not self._mapped:
+            return
+        after = [self.written] if self.written else []
+
+        def write() -> None:
+            for mapped in list(self._mapped):
+                mapped.flush()
+
+        stream = self._accelerator.stream(Lane.WRITE)
+        self._flushed = stream.submit(loop_label("disk_write", self._unit), write, after)
 
 
 def _there(tensor: torch.Tensor | None) -> torch.Tensor:

@@ -104,7 +104,9 @@ class Unit:
 
         cargo = self._collectives.gather_cargo(self.full_bytes, small=part is not None)
         stream = self._accelerator.stream(Lane.GATHER)
-        self._gathered = stream.submit(loop_label("all_gather", self.name), gather, after, cargo)
+        self._gathered = stream.submit(
+            loop_label(self._collectives.named("all_gather"), self.name), gather, after, cargo
+        )
 
     def wait(self) -> None:
         """Compute waits for the gather; from here on the modules see full parameters."""
