@@ -83,6 +83,13 @@ class Collectives:
         """Sums a small tensor over the shard group, in place. To be run on the gather stream, whose group it uses."""
         dist.all_reduce(value, group=self._gather)
 
+    def close(self) -> None:
+        """Ends the groups, whose sockets would otherwise last as long as the job. Collective over all ranks."""
+        for group in (self._gather, self._reduce, self._replicate, self._small):
+            if group is not None:
+                dist.destroy_process_group(group)
+        self._gather = self._reduce = self._replicate = self._small = None
+
     def gather_cargo(self, full_bytes: int, *, small: bool = False) -> Cargo:
         ranks = self.small_ranks if small and self.small_ranks else self.mesh.shard
         return Cargo(Wire.INTRA_NODE, full_bytes * (ranks - 1) / ranks)

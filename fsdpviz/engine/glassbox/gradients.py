@@ -88,8 +88,10 @@ class Gradients:
         self._arrived = 0
 
     def drop(self) -> None:
-        """Forgets gradients of a step that raised."""
+        """Forgets gradients of a step that raised; what is being reduced will not land."""
         self._arrived = 0
+        if self._going is not None:
+            self._going.has_landed = True
         for parameter in self._held.fulls:
             parameter.grad = None
         self._device.give(self._local_bytes)

@@ -150,34 +150,34 @@ class ShardedModel(nn.Module):
 
     def abandon(self) -> None:
         """Brings the model back to where a step can begin: nothing gathered, no gradient under way. Not collective."""
-        self._carry_out(self._scheduler.abandon())
-        if self._pass is not Pass.IDLE:
+        has_failed, self._pass = self._pass is not Pass.IDLE, Pass.IDLE
+        if has_failed:
             for unit in self._units.values():
                 unit.in_backward = False
+                unit.to_run.clear()
                 unit.gradients.drop()
-        self._pass = Pass.IDLE
+        self._carry_out(self._scheduler.abandon())
 
     def close(self) -> None:
-        """Ends the streams' threads."""
+        """Ends the streams' threads and the process groups. Collective over all ranks."""
         self.abandon()
         self.accelerator.close()
+        self.collectives.close()
 
     # -- hooks
 
     def _hook(self, unit: Unit, modules: tuple[nn.Module, ...]) -> None:
-        waiting: set[nn.Module] = set()  # modules of the unit that its forward has still to run
-
         def before(module: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
-            if module not in waiting:
-                waiting.update(modules)
+            if module not in unit.to_run:
+                unit.to_run.update(modules)
                 self._before_forward(unit)
                 if unit.frozen.region.slots and torch.is_grad_enabled():
                     self._watch_inputs(unit, args, kwargs)
             return self._cast(args), self._cast(kwargs)
 
         def after(module: nn.Module, _args: Any, output: Any) -> Any:
-            waiting.discard(module)
-            return output if waiting else self._after_forward(unit.name, output)
+            unit.to_run.discard(module)
+            return output if unit.to_run else self._after_forward(unit.name, output)
 
         for module in modules:
             module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
