@@ -76,7 +76,8 @@ class GlassBoxEngine(Engine):
         pools = Pools(box.device_budget_bytes, box.host_budget_bytes, box.disk_budget_bytes)
         one = policy.streams == "one"
         if self.context.is_cuda:
-            return CudaAccelerator(self.context.device, pools, one_stream=one)
+            on_host = policy.parameters_on is not Tier.DEVICE
+            return CudaAccelerator(self.context.device, pools, one_stream=one, steps_on_host=on_host)
         return CpuAccelerator(self.experiment.links, pools, one_stream=one)
 
 

@@ -45,6 +45,7 @@ class Net(nn.Module):
         self.input = nn.Linear(5, WIDTH)
         self.blocks = nn.ModuleList(Block() for _ in range(blocks))
         self.output = nn.Linear(WIDTH, 3)
+        self.calls: torch.Tensor
         self.register_buffer("calls", torch.zeros(1))
 
     def reset_parameters(self) -> None:  # its own are the buffer alone
@@ -495,7 +496,7 @@ class _FailsInBackward(torch.autograd.Function):
         return hidden.clone()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
         raise RuntimeError("planted")
 
 

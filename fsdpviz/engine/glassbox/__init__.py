@@ -10,5 +10,17 @@ from .cpu import CpuAccelerator
 from .cuda import CudaAccelerator
 from .model import ShardedModel
 from .optimizer import ShardedOptimizer
+from .wrapping import by_block, by_rule, by_size
 
-__all__ = ["CpuAccelerator", "CudaAccelerator", "Policy", "Pools", "ShardedModel", "ShardedOptimizer", "Tier"]
+__all__ = [
+    "CpuAccelerator",
+    "CudaAccelerator",
+    "Policy",
+    "Pools",
+    "ShardedModel",
+    "ShardedOptimizer",
+    "Tier",
+    "by_block",
+    "by_rule",
+    "by_size",
+]

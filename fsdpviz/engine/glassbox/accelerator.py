@@ -52,6 +52,10 @@ class Event(Protocol):
         """Compute issued from here on runs after the event. On a CPU this blocks, and raises what the work raised."""
         ...
 
+    def synchronize(self) -> None:
+        """Blocks the calling thread until the event: for work of the host on what a device has written."""
+        ...
+
 
 class Stream(Protocol):
     def submit(

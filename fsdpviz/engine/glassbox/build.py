@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ...base.errors import FsdpvizError
-from ...schedule import Policy
+from ...schedule import Policy, Tier
 from .accelerator import Accelerator
 from .cpu import CpuAccelerator
 from .cuda import CudaAccelerator
@@ -23,7 +23,9 @@ def accelerator_of(module: nn.Module, policy: Policy) -> Accelerator:
     """The accelerator of the device that the module is on; meta and CPU are the CPU."""
     device = next((parameter.device for parameter in module.parameters()), torch.device("cpu"))
     one = policy.streams == "one"
-    return CudaAccelerator(device, one_stream=one) if device.type == "cuda" else CpuAccelerator(one_stream=one)
+    if device.type == "cuda":
+        return CudaAccelerator(device, one_stream=one, steps_on_host=policy.parameters_on is not Tier.DEVICE)
+    return CpuAccelerator(one_stream=one)
 
 
 def build_units(

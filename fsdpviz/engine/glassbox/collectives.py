@@ -71,7 +71,7 @@ class Collectives:
         if full.numel() == shard.numel():
             shard.copy_(full)
             return
-        reduce_scatter(shard, full, self._reduce, dist.ReduceOp.SUM)
+        reduce_scatter(shard, full, cast(dist.ProcessGroup, self._reduce), dist.ReduceOp.SUM)
         self.traffic.add("reduce_scatter", full.nbytes)
 
     def replicate(self, shard: torch.Tensor) -> None:

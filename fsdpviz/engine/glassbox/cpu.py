@@ -42,10 +42,14 @@ class CpuEvent:
         if self._error is not None:
             raise self._error
 
+    synchronize = wait  # to wait is to block, where compute is the calling thread
+
 
 class _Done:
     def wait(self) -> None:
         pass
+
+    synchronize = wait
 
 
 class EmulatedLink:
@@ -97,7 +101,7 @@ class CpuStream:
                 if self._jitter is not None:
                     time.sleep(self._jitter(self._lane))
                 for earlier in after:
-                    earlier.wait()
+                    earlier.synchronize()
                 with record_function(label), torch.no_grad():
                     _carry(work, self._wires.get(cargo.wire) if cargo else None, cargo)
             except BaseException as error:  # noqa: BLE001  # the thread's boundary: whoever waits gets it

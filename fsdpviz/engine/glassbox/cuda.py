@@ -8,6 +8,11 @@ late and at random. Instead the engine keeps two rules, which ``unit.py`` follow
 - gathered parameters are allocated by compute and written by the gather stream. Every piece of work waits for the
   compute issued before it (``compute_event``), so a block that compute has freed is not written while it is read.
 - what a side stream reads or allocates is referred to until compute has waited for that stream's event.
+
+[Note: host lanes]
+Reading and writing files, and an optimizer of offloaded shards, are work of the host: they run on worker threads, as
+everything does in ``cpu.py``. Such a thread blocks until the CUDA work before it is done; a CUDA stream that comes
+after it cannot be told of it, so the training thread blocks in its place.
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import torch
 from torch.profiler import record_function
 
 from .accelerator import Cargo, Event, Lane, Pools, Stream
+from .cpu import CpuStream
 
 
 class CudaEvent:
@@ -52,14 +58,27 @@ class CudaStream:
 
 
 class CudaAccelerator:
-    """One GPU of this rank. Wires are real, so cargo is not paced."""
+    """One GPU of this rank. Wires are real, so cargo is not paced. ``steps_on_host`` for offloaded parameters."""
 
-    def __init__(self, device: torch.device, pools: Pools | None = None, *, one_stream: bool = False) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        pools: Pools | None = None,
+        *,
+        one_stream: bool = False,
+        steps_on_host: bool = False,
+    ) -> None:
         self.device, self.pools = device, pools or Pools()
         self._one_stream = one_stream
+        self._host_lanes = {Lane.READ, Lane.WRITE} | ({Lane.OPTIMIZER} if steps_on_host else set())
         self._streams: dict[Lane, Stream] = {}
+        self._threads: list[CpuStream] = []
 
     def stream(self, lane: Lane) -> Stream:
+        """The stream of that name, made on first use. See [Note: host lanes]."""
+        if lane not in self._streams and lane in self._host_lanes:
+            self._threads.append(CpuStream(lane, {}, None))
+            self._streams[lane] = self._threads[-1]
         if lane not in self._streams:
             if self._one_stream:
                 stream = torch.cuda.current_stream(self.device)
@@ -77,4 +96,7 @@ class CudaAccelerator:
 
     def close(self) -> None:
         torch.cuda.synchronize(self.device)
+        for thread in self._threads:
+            thread.close()
+        self._threads.clear()
         self._streams.clear()

@@ -159,6 +159,8 @@ class Gradients:
         going = self._under_way()
         assert going.done is not None
         going.done.wait()
+        if self._home_T is not None:
+            going.done.synchronize()  # the optimizer is the host's
         self.land(going)
         self._device.give(going.counted_bytes)
         self._going = None

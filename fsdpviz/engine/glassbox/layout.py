@@ -66,10 +66,6 @@ class Region:
         stop = min(max(slot.stop - first, 0), self.shard_numel)
         return slice(start, max(start, stop))
 
-    def offset_in_slot(self, slot: Slot, rank: int) -> int:
-        """The index, inside the flattened parameter, of the first element that ``piece`` holds."""
-        return min(max(rank * self.shard_numel - slot.start, 0), slot.numel)
-
 
 def owners(parameters: Mapping[str, int], units: Mapping[str, Sequence[str]], root: str) -> dict[str, list[str]]:
     """For each unit, the names of its parameters, a parameter that has several names counted once, by its first.
