@@ -11,6 +11,7 @@ import copy
 import hashlib
 import json
 import random
+import shutil
 import sys
 import tempfile
 import traceback
@@ -22,6 +23,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from fsdpviz.engine.glassbox import CpuAccelerator, Policy, Pools, ShardedModel, ShardedOptimizer, Tier
 from fsdpviz.engine.glassbox.accelerator import Cargo, Event, Lane, Stream
@@ -240,6 +243,34 @@ def starts_from_rank_zero() -> float:
     model, _ = sharded(module)
     state = model.full_state_dict()
     model.close()
+    return max((state[name] - value).abs().max().item() for name, value in reference.state_dict().items())
+
+
+@check
+def loaded() -> list[float]:
+    """Differences after loading what a single process saved, and after DCP has written and read the whole state."""
+    reference = seeded(seed=7)
+    model, optimizer = sharded(seeded(seed=1))
+    model.load_full_state_dict(reference.state_dict())
+    first = _apart(model, reference)
+    train(model, optimizer)
+    trained = model.full_state_dict()
+    paths: list[Any] = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(paths, src=0)
+    dcp_save({"model": trained}, checkpoint_id=paths[0])
+    read = {"model": {name: torch.zeros_like(value) for name, value in trained.items()}}
+    dcp_load(read, checkpoint_id=paths[0])
+    model.load_full_state_dict(seeded(seed=2).state_dict())
+    model.load_full_state_dict(read["model"])
+    state = model.full_state_dict()
+    model.close()
+    if dist.get_rank() == 0:
+        shutil.rmtree(paths[0])
+    return [first, max((state[name] - value).abs().max().item() for name, value in trained.items())]
+
+
+def _apart(model: ShardedModel, reference: nn.Module) -> float:
+    state = model.full_state_dict()
     return max((state[name] - value).abs().max().item() for name, value in reference.state_dict().items())
 
 

@@ -67,6 +67,10 @@ def test_every_rank_starts_from_rank_zero(found: dict[str, Any]) -> None:
     assert found["starts_from_rank_zero"] == 0.0
 
 
+def test_whole_parameters_go_back_into_shards_and_through_dcp(found: dict[str, Any]) -> None:
+    assert found["loaded"] == [0.0, 0.0]
+
+
 def test_meta_modules_are_made_real_and_equal_on_all_ranks(found: dict[str, Any]) -> None:
     assert found["meta"] is True
 

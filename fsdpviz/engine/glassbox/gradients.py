@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch.profiler import record_function
 
 from ...base.labels import Phase, loop_label
 from ...schedule import Tier
@@ -158,9 +159,10 @@ class Gradients:
         """Compute waits for the reduction; the optimizer sees its result and the buffers go."""
         going = self._under_way()
         assert going.done is not None
-        going.done.wait()
-        if self._home_T is not None:
-            going.done.synchronize()  # the optimizer is the host's
+        with record_function(loop_label("reduce_wait", self._unit)):
+            going.done.wait()
+            if self._home_T is not None:
+                going.done.synchronize()  # the optimizer is the host's
         self.land(going)
         self._device.give(going.counted_bytes)
         self._going = None

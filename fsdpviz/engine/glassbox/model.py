@@ -34,8 +34,8 @@ from .accelerator import Accelerator
 from .build import accelerator_of, build_units, check_parameters
 from .collectives import Collectives
 from .held import UnitContext
-from .precision import Division, Precision
-from .state import full_state_dict
+from .precision import Division, Precision, cast
+from .state import full_state_dict, load_full_state_dict
 from .unit import State, Unit
 from .wrapping import by_block
 
@@ -135,6 +135,11 @@ class ShardedModel(nn.Module):
         self.abandon()
         return full_state_dict(self)
 
+    def load_full_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Takes this rank's shards from whole parameters and buffers, saved by any world size. All ranks call it."""
+        self.abandon()
+        load_full_state_dict(self, state)
+
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
@@ -199,7 +204,7 @@ class ShardedModel(nn.Module):
                 if name == ROOT and not trains:
                     self._carry_out(self._scheduler.end_backward())
                 if self.precision.output is not None:
-                    output = tree_map(lambda value: _cast(value, self.precision.output), output)
+                    output = tree_map(lambda value: cast(value, self.precision.output), output)
             for tensor in tree_leaves(output):
                 if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
                     tensor.register_hook(lambda _gradient: self._before_backward(name))
@@ -290,9 +295,4 @@ class ShardedModel(nn.Module):
 
     def _cast(self, values: Any) -> Any:
         dtype = self.precision.param
-        return values if dtype is self.precision.shard else tree_map(lambda value: _cast(value, dtype), values)
-
-
-def _cast(value: Any, dtype: torch.dtype | None) -> Any:
-    is_floating = isinstance(value, torch.Tensor) and value.is_floating_point()
-    return value.to(dtype) if is_floating and dtype is not None else value
+        return values if dtype is self.precision.shard else tree_map(lambda value: cast(value, dtype), values)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -65,3 +66,9 @@ def _power_of_two_near_root(world_size: int) -> float:
     while world_size % factor == 0 and world_size / factor > factor:
         factor *= 2
     return float(factor)
+
+
+def cast(value: Any, dtype: torch.dtype | None) -> Any:
+    """``value`` as ``dtype`` if it is a floating-point tensor, else as it is."""
+    is_floating = isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.to(dtype) if is_floating and dtype is not None else value

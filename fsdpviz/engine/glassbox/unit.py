@@ -26,6 +26,7 @@ from enum import StrEnum
 
 import torch
 from torch import nn
+from torch.profiler import record_function
 
 from ...base.labels import loop_label
 from .accelerator import Event, Lane
@@ -114,7 +115,8 @@ class Unit:
         if self.state is not State.GATHERING:
             return
         assert self._gathered is not None
-        self._gathered.wait()
+        with record_function(loop_label("gather_wait", self.name)):
+            self._gathered.wait()
         self._move(State.READY)
         self._drop_part()
         self.store.let_go()
