@@ -467,6 +467,7 @@ def _raced(policy: Policy, accelerator: CpuAccelerator, folder: str) -> str:
 def errors() -> dict[str, str]:
     world = dist.get_world_size()
     found = {"degree": error_of(lambda: ShardedModel(seeded(), sharding_degree=world + 1))}
+    found["part"] = error_of(lambda: ShardedModel(seeded(), policy=Policy(reshard_after_forward=3)))
     found["list as unit"] = error_of(lambda: ShardedModel(module := seeded(), units={"blocks": (module.blocks,)}))  # type: ignore[attr-defined]
     found["foreign unit"] = error_of(lambda: ShardedModel(seeded(), units={"x": (nn.Linear(2, 2),)}))
     found["no parameters"] = error_of(lambda: ShardedModel(nn.Tanh()))

@@ -127,6 +127,7 @@ def test_a_planted_race_is_caught(found: dict[str, Any]) -> None:
 
 ERRORS = {
     "degree": "ranks don't divide by shard",
+    "part": "must divide the shard group",
     "list as unit": "Make its children units",
     "foreign unit": "must be a module inside the model",
     "no parameters": "needs parameters",

@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 
+from ...base.errors import FsdpvizError
 from ...experiment import Mesh
 from ...experiment.ranks import replicate_group, shard_group
 from ..links import gather_into, reduce_scatter
@@ -41,6 +42,11 @@ class Collectives:
     """The collectives of one rank of a replicate × shard mesh. Making it is collective over all ranks."""
 
     def __init__(self, mesh: Mesh, rank: int, *, small_ranks: int | None = None) -> None:
+        if small_ranks is not None and (mesh.shard % small_ranks or not 1 < small_ranks < mesh.shard):
+            raise FsdpvizError(
+                "an integer reshard_after_forward must divide the shard group and be neither 1 nor all of it; "
+                f"got {small_ranks} for {mesh.shard} ranks. Use True or False"
+            )
         self.mesh, self.rank, self.small_ranks = mesh, rank, small_ranks
         self.shard_rank = rank % mesh.shard
         self.traffic = Traffic()
