@@ -214,7 +214,7 @@ def test_tied_weights_are_gathered_and_reduced_once(two: Trained) -> None:
 def test_the_schedule_never_changes_a_bit(two: Trained) -> None:
     same = ["naive", "depth-0", "depth-1", "depth-3", "limit", "post", "late-reduce", "keep", "in-backward", "disk"]
     assert len({tuple(two.hashes(name)) for name in same}) == 1
-    assert two.hashes("naive") != two.hashes("predivide") or two.hashes("naive") != two.hashes("adamw")
+    assert two.hashes("naive") != two.hashes("adamw")  # the companion: hashes can differ
 
 
 @pytest.mark.parametrize("name", [name for name in FOUR_RANKS if name.startswith("hsdp")])
