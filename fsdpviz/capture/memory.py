@@ -78,6 +78,14 @@ class MemoryWatch:
 
     def _accounted(self) -> dict[str, Any]:
         parameters, optimizer = sum(self._parameters.values()), self._optimizer_bytes()
+        own = self._training.engine.accounted_memory()
+        if own is not None:
+            return {
+                "source": "accounted by the engine, every allocation",
+                "parameter_bytes": parameters,
+                "optimizer_bytes": optimizer,
+                **own,
+            }
         offloaded = self._training.experiment.offload.parameters
         on_device = self._peaks["gathered_peak_bytes"] if offloaded else self._peaks["sampled_peak_bytes"] + optimizer
         return {

@@ -63,6 +63,14 @@ class Engine(ABC):
         """A context for one microbatch's forward and backward, in which gradients are reduced or only accumulated."""
         return nullcontext()
 
+    def optimizer(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """What steps the model, given an optimizer of its parameters."""
+        return optimizer
+
+    def accounted_memory(self) -> dict[str, int] | None:
+        """Bytes by name, from an engine that counts its own memory; None leaves the counting to capture."""
+        return None
+
     def full_weights(self, model: nn.Module) -> dict[str, torch.Tensor]:
         """Every parameter, whole and on the CPU, by its name in the unwrapped module. Collective over all ranks."""
         return {clean_name(name): _whole(parameter, self.context) for name, parameter in model.named_parameters()}

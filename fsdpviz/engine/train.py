@@ -108,5 +108,5 @@ def prepare_training(experiment: Experiment, context: RankContext, trainable: Tr
     units = prepare.units(blocks, experiment.wrap)
     engine = ENGINES[experiment.engine](experiment, context)
     model = engine.shard(trainable.module, units)
-    optimizer = prepare.optimizer(experiment.optimizer, model)
+    optimizer = engine.optimizer(model, prepare.optimizer(experiment.optimizer, model))
     return Training(experiment, context, trainable, engine, model, units, optimizer)

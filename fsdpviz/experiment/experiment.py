@@ -16,6 +16,7 @@ from .knobs import (
     Capture,
     Checkpointing,
     Data,
+    GlassBox,
     Gradient,
     Links,
     Mesh,
@@ -31,7 +32,7 @@ from .rules import refuse_what_cannot_be
 from .spec import Spec, spec
 from .strategies import translate
 
-Engine = Literal["single", "ddp", "fsdp1", "fsdp2"]
+Engine = Literal["single", "ddp", "fsdp1", "fsdp2", "glassbox"]
 
 
 @spec
@@ -63,6 +64,7 @@ class Experiment(Spec):
     seed: int = 0
     device: Literal["auto", "cpu", "cuda"] = "auto"
     links: Links | None = None
+    glassbox: GlassBox = GlassBox()
     capture: Capture = Capture()
     strategy: InitVar[str | None] = None
 

@@ -206,7 +206,8 @@ class Link(Spec):
 class Links(Spec):
     """Emulated links, on CPU only: the shard axis runs over ``intra_node``, the replicate axis over ``inter_node``.
 
-    The transfer is real and its time is stretched to what the link would take; nothing gets faster than it is.
+    ``host_device`` carries the glass box's copies of offloaded shards, each direction by itself. The transfer is
+    real and its time is stretched to what the link would take; nothing gets faster than it is.
     """
 
     intra_node: Link | None = None
@@ -216,6 +217,32 @@ class Links(Spec):
     def _check(self) -> None:
         if self.intra_node is None and self.inter_node is None and self.host_device is None:
             raise ExperimentError("Links needs at least one link; leave links out for none")
+
+
+@spec
+class GlassBox(Spec):
+    """What only the glass box can be told; ``schedule.Policy`` says what each of them means.
+
+    ``parameters_on`` and the like are None for the device, or for the host when ``Offload.parameters`` says so.
+    Budgets are in bytes; a run that needs more raises.
+    """
+
+    streams: Literal["separate", "one"] = "separate"
+    order: Literal["pre", "post"] = "pre"
+    gathered_limit: int | None = None
+    reduce_when: Literal["unit", "end"] = "unit"
+    reduces_in_flight: int = 2
+    optimizer_when: Literal["step", "backward"] = "step"
+    parameters_on: Literal["device", "host", "disk"] | None = None
+    gradients_on: Literal["device", "host", "disk"] | None = None
+    optimizer_on: Literal["device", "host", "disk"] | None = None
+    device_budget_bytes: int | None = None
+    host_budget_bytes: int | None = None
+    disk_budget_bytes: int | None = None
+
+    def _check(self) -> None:
+        _at_least(self, 1, "gathered_limit", "reduces_in_flight")
+        _at_least(self, 1, "device_budget_bytes", "host_budget_bytes", "disk_budget_bytes")
 
 
 @spec

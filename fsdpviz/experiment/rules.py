@@ -14,6 +14,7 @@ from ..base.errors import ExperimentError
 from .knobs import (
     Accumulation,
     Checkpointing,
+    GlassBox,
     Gradient,
     Mesh,
     Offload,
@@ -73,6 +74,7 @@ def _refusals(e: Any) -> Iterator[Refusal]:
     yield from _precision(e)
     yield from _gradient(e)
     yield from _batch(e)
+    yield from _glassbox(e)
     yield from _links(e)
     yield from _capture(e)
     if e.seed < 0:
@@ -93,9 +95,10 @@ def _mesh(e: Any) -> Iterator[Refusal]:
 def _sharding(e: Any) -> Iterator[Refusal]:
     reshard = e.reshard_after_forward
     is_group = reshard is not True and reshard is not False
-    if is_group and e.engine != "fsdp2":
+    if is_group and e.engine not in ("fsdp2", "glassbox"):
         yield (
-            f"only FSDP2 reshards to a smaller group; got reshard_after_forward={reshard} with {e.engine}",
+            "only FSDP2 and the glass box reshard to a smaller group; "
+            f"got reshard_after_forward={reshard} with {e.engine}",
             {"reshard_after_forward": True},
         )
     if is_group and not (1 < reshard < e.mesh.shard and e.mesh.shard % reshard == 0):
@@ -216,15 +219,53 @@ def _batch(e: Any) -> Iterator[Refusal]:
         )
 
 
+def _tiers(e: Any) -> dict[str, str]:
+    """Where the glass box keeps parameters, gradients and optimizer state, defaults filled in."""
+    default = "host" if e.offload.parameters else "device"
+    parameters = e.glassbox.parameters_on or default
+    follows = "device" if parameters == "device" else "host"
+    return {
+        "parameters_on": parameters,
+        "gradients_on": e.glassbox.gradients_on or follows,
+        "optimizer_on": e.glassbox.optimizer_on or follows,
+    }
+
+
+def _glassbox(e: Any) -> Iterator[Refusal]:
+    box = e.glassbox
+    if e.engine != "glassbox":
+        if box != GlassBox():
+            yield f"the glassbox settings belong to engine 'glassbox'; got {e.engine!r}", {"glassbox": GlassBox()}
+        return
+    if e.offload.pin_memory is not None:
+        yield (
+            "the glass box pins offloaded shards wherever there is a CUDA device; pin_memory has no say",
+            {"offload": Offload(parameters=e.offload.parameters)},
+        )
+    tiers = _tiers(e)
+    for name in ("gradients_on", "optimizer_on"):
+        if (tiers[name] == "device") != (tiers["parameters_on"] == "device"):
+            yield (
+                "gradients and optimizer state lie on the side where the optimizer steps, which is the parameters'; "
+                f"got {name}={tiers[name]!r} with parameters on {tiers['parameters_on']!r}",
+                {"glassbox": box.replace(**{name: None})},
+            )
+    if box.optimizer_when == "backward" and e.accumulation.microbatches > 1 and e.accumulation.reduce_each:
+        yield (
+            "an optimizer in backward would step after every microbatch that is reduced, before the gradient is whole",
+            {"accumulation": Accumulation(microbatches=e.accumulation.microbatches, reduce_each=False)},
+        )
+
+
 def _links(e: Any) -> Iterator[Refusal]:
     links = e.links
     if links is None:
         return
-    if e.engine != "fsdp2":
-        yield f"emulated links carry FSDP2's collectives; {e.engine} has no hook for them", {"links": None}
+    if e.engine not in ("fsdp2", "glassbox"):
+        yield f"emulated links carry FSDP2's and the glass box's collectives; {e.engine} has no hook", {"links": None}
     if e.device != "cpu":
         yield f"links are emulated on the CPU only; got device={e.device!r}", {"device": "cpu"}
-    if links.host_device is not None:
+    if links.host_device is not None and e.engine == "fsdp2":
         rest = {"intra_node": links.intra_node, "inter_node": links.inter_node, "host_device": None}
         yield (
             "FSDP2 makes its own host-to-device copies, and no hook can pace them",
@@ -234,6 +275,12 @@ def _links(e: Any) -> Iterator[Refusal]:
         yield (
             "the inter-node link carries the all-reduce between replicas; the mesh has none",
             {"links": links.replace(inter_node=None) if links.intra_node else None},
+        )
+    if links.host_device is not None and e.engine == "glassbox" and _tiers(e)["parameters_on"] == "device":
+        rest = {"intra_node": links.intra_node, "inter_node": links.inter_node, "host_device": None}
+        yield (
+            "the host-device link carries offloaded shards, and none are",
+            {"links": links.replace(**rest) if links.intra_node or links.inter_node else None},
         )
     if e.mesh.shard == 1:
         yield "emulated links carry gathers and reduce-scatters; one rank has none", {"links": None}

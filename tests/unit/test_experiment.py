@@ -143,7 +143,7 @@ WRONG_JSON: list[tuple[object, str]] = [
     ({"mesh": {"shard": True}}, "whole number"),
     ({"mesh": 2}, "must be Mesh"),
     ({"precision": {"param": "float8"}}, "'fp32', 'bf16' or 'fp16'"),
-    ({"engine": "zero"}, "'single', 'ddp', 'fsdp1' or 'fsdp2'"),
+    ({"engine": "zero"}, "'single', 'ddp', 'fsdp1', 'fsdp2' or 'glassbox'"),
     ({"model": {"type": "cnn"}}, "mlp, transformer, user"),
     ({"model": {"type": "user"}}, "target"),
     ({"model": {"type": "mlp", "widths": [4]}}, "two or more"),

@@ -1,0 +1,26 @@
+"""A sharding engine to read: FSDP and HSDP on torch.distributed alone.
+
+Read ``schedule.py`` first (what is issued when), then ``model.py`` (what hangs on the module), ``unit.py`` and
+``gradients.py`` (where each tensor lives, and until when).
+"""
+
+from ...schedule import Policy, Tier
+from .accelerator import Pools
+from .cpu import CpuAccelerator
+from .cuda import CudaAccelerator
+from .model import ShardedModel
+from .optimizer import ShardedOptimizer
+from .wrapping import by_block, by_rule, by_size
+
+__all__ = [
+    "CpuAccelerator",
+    "CudaAccelerator",
+    "Policy",
+    "Pools",
+    "ShardedModel",
+    "ShardedOptimizer",
+    "Tier",
+    "by_block",
+    "by_rule",
+    "by_size",
+]

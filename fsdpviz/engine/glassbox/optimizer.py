@@ -1,0 +1,173 @@
+"""An optimizer over shards: after backward as usual, or unit by unit while earlier layers are still in backward.
+
+[Note: when an optimizer may step in backward]
+A unit's step needs its own gradients and nothing else, so it may run as soon as the reduced shard has arrived,
+provided that (1) the optimizer treats each parameter by itself, (2) nothing needs all gradients first, as clipping
+their norm does, and (3) the gradient is final: the last microbatch's. Each unit's step then runs on the optimizer's
+stream, and the next gather of the unit waits for it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ...base.errors import FsdpvizError
+from ...base.labels import loop_label
+from ...schedule import Tier
+from .accelerator import Lane
+from .model import ShardedModel
+from .storage import place, pool_of
+from .unit import Unit
+
+PER_PARAMETER = (
+    *(torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.RMSprop),
+    *(torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adadelta),
+)
+
+
+class ShardedOptimizer(torch.optim.Optimizer):
+    """``optimizer``, made from ``model.parameters()``, with the schedule's say in when each unit steps.
+
+    Raises FsdpvizError for an optimizer of parameters that are not ``model``'s shards. Not collective, and neither
+    is ``step``; ``clip_grad_norm`` is.
+    """
+
+    def __init__(self, model: ShardedModel, optimizer: torch.optim.Optimizer) -> None:
+        # no super().__init__(): the state and the groups are the inner optimizer's own
+        _check_parameters(model, optimizer)
+        self._model, self._inner = model, optimizer
+        self._in_backward = model.policy.optimizer_when == "backward"
+        self._by_unit: dict[str, torch.optim.Optimizer] = {}
+        self._settled: set[int] = set()  # shards whose state has its place
+        if self._in_backward:
+            _check_per_parameter(optimizer)
+            model.optimize_in_backward = self._step_behind
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inner":
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return self._inner.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        return self._inner.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        return self._inner.defaults
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Steps every unit that has not stepped in backward. Gathered parameters are let go: they would be stale."""
+        if closure is not None:
+            raise FsdpvizError("a closure would run backward inside step; ShardedOptimizer takes none")
+        self._model.abandon()
+        if self._in_backward:
+            return None
+        self._inner.step()
+        for unit in self._model.units().values():
+            self._settle_state(unit)
+            unit.store.write_behind()
+        return None
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self._inner.zero_grad(set_to_none)
+        for unit in self._model.units().values():
+            unit.gradients.settle()
+
+    def clip_grad_norm(self, max_norm: float, norm_type: float = 2.0) -> torch.Tensor:
+        """The norm of all gradients, which are scaled down to ``max_norm`` where it is more. Collective."""
+        if self._in_backward:
+            raise FsdpvizError(
+                "the norm of all gradients is known after backward, when units have stepped already; "
+                "use Policy(optimizer_when='step') to clip it"
+            )
+        if norm_type not in (1.0, 2.0):
+            raise FsdpvizError(f"norm_type must be 1 or 2; got {norm_type}")
+        model = self._model
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        norms = torch.stack([torch.linalg.vector_norm(g.float(), norm_type) for g in gradients] or [torch.zeros(())])
+        total = (norms**norm_type).sum().to(model.accelerator.device)
+        if model.collectives.mesh.shard > 1:
+            stream = model.accelerator.stream(Lane.GATHER)
+            after = [model.accelerator.compute_event()]
+            stream.submit(loop_label("norm"), lambda: model.collectives.sum_over_shards(total), after).wait()
+        norm = total ** (1 / norm_type)
+        scale = (max_norm / (norm + 1e-6)).clamp(max=1.0)
+        for gradient in gradients:
+            gradient.mul_(scale.to(gradient.device))
+        return norm
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._inner.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._inner.load_state_dict(state_dict)
+
+    def _step_behind(self, unit: Unit) -> None:
+        """Issues the step of one unit, once its reduced gradients have landed."""
+        part = self._part_of(unit)
+
+        def step() -> None:
+            part.step()
+            self._settle_state(unit)
+            for shard in unit.trainable.shards:
+                shard.grad = None
+
+        unit.store.written = unit.gradients.step_behind(step)
+
+    def _settle_state(self, unit: Unit) -> None:
+        """Counts the state that a first step made for the unit, and moves it to the disk where the policy says so."""
+        tier, accelerator = self._model.policy.optimizer_on, self._model.accelerator
+        for slot, shard in zip(unit.trainable.region.slots, unit.trainable.shards, strict=True):
+            state = self._inner.state.get(shard)
+            if not state or id(shard) in self._settled:
+                continue
+            self._settled.add(id(shard))
+            for key, value in state.items():
+                if not isinstance(value, torch.Tensor) or value.dim() == 0 or not value.numel():
+                    continue
+                if tier is Tier.DISK:
+                    file = self._model.disk_folder / f"{slot.name}.{key}"
+                    state[key], mapped = place(value, tier, accelerator, file)
+                    unit.store.write_too(mapped)
+                else:
+                    pool_of(accelerator, tier).take(value.nbytes)
+
+    def _part_of(self, unit: Unit) -> torch.optim.Optimizer:
+        """The inner optimizer over this unit's parameters alone: same state, today's learning rates."""
+        mine = {id(shard) for shard in unit.trainable.shards}
+        part = self._by_unit.get(unit.name)
+        if part is None:
+            part = self._by_unit[unit.name] = copy.copy(self._inner)
+            part.state = self._inner.state
+        part.param_groups = [
+            {**group, "params": [p for p in group["params"] if id(p) in mine]} for group in self._inner.param_groups
+        ]
+        return part
+
+
+def _check_parameters(model: ShardedModel, optimizer: torch.optim.Optimizer) -> None:
+    shards = {id(shard) for shard in model.parameters()}
+    strangers = sum(id(p) not in shards for group in optimizer.param_groups for p in group["params"])
+    if strangers:
+        raise FsdpvizError(
+            f"a ShardedOptimizer steps the shards of its model; {strangers} of the optimizer's parameters are none. "
+            "Make the optimizer from model.parameters(), after ShardedModel(...)"
+        )
+
+
+def _check_per_parameter(optimizer: torch.optim.Optimizer) -> None:
+    if type(optimizer) not in PER_PARAMETER:
+        names = ", ".join(kind.__name__ for kind in PER_PARAMETER[:3])
+        raise FsdpvizError(
+            f"an optimizer that steps in backward must treat each parameter by itself, as {names} do; "
+            f"{type(optimizer).__name__} may not. Use Policy(optimizer_when='step')"
+        )

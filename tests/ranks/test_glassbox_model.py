@@ -1,0 +1,148 @@
+"""The glass box itself on two and four gloo ranks: modules of every kind, order, memory, jitter, errors.
+
+The checks run in ``glassbox_worker.py``; here is what they must have found.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.ranks
+
+FP32 = 1e-6
+RUNS = {2: 250, 4: 80}  # random schedules with random delays
+
+# the worker's net, in elements: root 5·12 + 12 + 12·3 + 3, block 2 × (12·12 + 12); two ranks pad the root by one
+ROOT, BLOCK, BLOCKS = 111, 312, 4
+ROOT_SHARD, BLOCK_SHARD = 56, 156
+SHARDS = 4 * (ROOT_SHARD + BLOCKS * BLOCK_SHARD)  # bytes
+
+
+def run_checks(folder: Path, world: int) -> dict[str, Any]:
+    results, worker = folder / "results.json", Path(__file__).with_name("glassbox_worker.py")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
+    command = [*torchrun, f"--log-dir={os.devnull}", str(worker), str(results), str(RUNS[world])]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-8000:]
+    return json.loads(results.read_text())
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run_checks(tmp_path_factory.mktemp("two"), 2)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return run_checks(tmp_path_factory.mktemp("four"), 4)
+
+
+@pytest.fixture(params=["two", "four"])
+def found(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return request.getfixturevalue(request.param)
+
+
+def values(result: Any) -> list[float]:
+    assert not isinstance(result, dict), result
+    return result if isinstance(result, list) else [result]
+
+
+EQUAL = ["plain", "called_twice", "unused", "unused_in_backward", "frozen", "by_size_and_rule", "usable_after_errors"]
+
+
+@pytest.mark.parametrize("name", EQUAL)
+def test_modules_of_every_kind_equal_the_reference(found: dict[str, Any], name: str) -> None:
+    assert max(values(found[name])) < FP32
+
+
+def test_every_rank_starts_from_rank_zero(found: dict[str, Any]) -> None:
+    assert found["starts_from_rank_zero"] == 0.0
+
+
+def test_whole_parameters_go_back_into_shards_and_through_dcp(found: dict[str, Any]) -> None:
+    assert found["loaded"] == [0.0, 0.0]
+
+
+def test_meta_modules_are_made_real_and_equal_on_all_ranks(found: dict[str, Any]) -> None:
+    assert found["meta"] is True
+
+
+def test_frozen_parameters_are_gathered_and_not_reduced(two: dict[str, Any]) -> None:
+    half = 144 + 12  # one linear of a block is frozen
+    assert two["frozen_not_reduced"] == {
+        "all_gather": 4 * (ROOT + 1 + 2 * BLOCKS * BLOCK),
+        "reduce_scatter": 4 * (ROOT + 1 + BLOCKS * half),
+    }
+
+
+def test_the_norm_is_that_of_all_gradients(found: dict[str, Any]) -> None:
+    norm, expected, clipped = found["clipped_norm"]
+    assert norm == pytest.approx(expected, rel=1e-6)
+    assert clipped == pytest.approx(0.1, rel=1e-4)
+
+
+def test_evaluation_uses_the_newest_parameters_and_frees_them(found: dict[str, Any]) -> None:
+    evaluation = found["evaluation"]
+    assert max(evaluation["before"], evaluation["after"]) < FP32
+    assert set(evaluation["left"]) == {"sharded"}
+
+
+def test_events_are_issued_in_exactly_the_order_of_the_schedule(found: dict[str, Any]) -> None:
+    assert found["order"] and all(found["order"].values()), found["order"]
+
+
+def test_memory_is_the_formula(two: dict[str, Any]) -> None:
+    # naive order, at the first block's backward: its parameters and gradients, the root's, the reduction of the block
+    # before it (full gradients, flat buffer, shard), and the landed gradient shards of the others
+    full = 4 * (ROOT + 1 + BLOCK)
+    gradients = 4 * (ROOT + BLOCK)
+    reduction = 4 * (BLOCK + BLOCK + BLOCK_SHARD)
+    landed = 4 * (BLOCKS - 2) * BLOCK_SHARD
+    momentum = SHARDS
+    assert two["memory"]["depth 0"][0] == SHARDS + momentum + full + gradients + reduction + landed
+    assert two["memory"]["depth 0"][1] == SHARDS + momentum
+    # offloaded, the same without all shards, which are on the host three times over
+    assert two["memory"]["host"] == [full + gradients + reduction, 0, SHARDS + momentum + SHARDS]
+
+
+def test_no_delay_on_any_stream_changes_a_bit(found: dict[str, Any]) -> None:
+    distinct = {degree: count for degree, count in found["jittered"].items() if degree != "runs"}
+    assert found["jittered"]["runs"] >= 80
+    assert set(distinct.values()) == {1}, distinct
+
+
+def test_a_planted_race_is_caught(found: dict[str, Any]) -> None:
+    caught = found["planted_race"]
+    assert caught.pop("none") == 0
+    assert all(count > 0 for count in caught.values()), caught
+
+
+ERRORS = {
+    "degree": "ranks don't divide by shard",
+    "part": "must divide the shard group",
+    "list as unit": "Make its children units",
+    "foreign unit": "must be a module inside the model",
+    "no parameters": "needs parameters",
+    "two types": "must have one type",
+    "dtype": "must be a floating-point type",
+    "unsharded optimizer": "Make the optimizer from model.parameters()",
+    "second backward": "backward through the graph a second time",
+    "clip in backward": "use Policy(optimizer_when='step')",
+    "lbfgs in backward": "LBFGS may not",
+    "disk not writable": "cannot be written",
+    "budget": "Raise the budget",
+}
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_errors_say_what_is_wrong_in_one_line(found: dict[str, Any], name: str) -> None:
+    assert ERRORS[name] in found["errors"][name]
+    assert "\n" not in found["errors"][name]
