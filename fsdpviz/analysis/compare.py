@@ -105,10 +105,11 @@ def traffic(trace: Trace, kind: Kind) -> Traffic:
 
 
 def _ratios(a: Mapping[str, float | None], b: Mapping[str, float | None]) -> dict[str, float | None]:
-    return {name: _ratio(a.get(name), b.get(name)) for name in {**a, **b}}
+    return {name: ratio(a.get(name), b.get(name)) for name in {**a, **b}}
 
 
-def _ratio(a: float | None, b: float | None) -> float | None:
+def ratio(a: float | None, b: float | None) -> float | None:
+    """b over a; None where either is missing or a is zero."""
     return b / a if a and b is not None else None
 
 

@@ -12,14 +12,15 @@ from __future__ import annotations
 
 import errno
 import json
-import os
 import re
+import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..base.atomic import write_atomically
 from ..base.errors import RunFolderError
 
 # what a run leaves beside its ranks' folders; the last holds which of a node's ranks failed
@@ -167,8 +168,6 @@ def _clear_for_reuse(path: Path, overwrite: bool) -> None:
         raise RunFolderError(
             f"a run folder must be new; {path} holds an earlier run. Choose another with out=…, or pass overwrite=True"
         )
-    import shutil
-
     folder = RunFolder(path)
     for rank in list(folder.ranks()):
         shutil.rmtree(folder.rank(rank).path)
@@ -189,25 +188,11 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     Raises RunFolderError when it cannot be written, as on a full disk.
     """
     try:
-        _write_atomically(path, content)
+        write_atomically(path, json.dumps(content, indent=1, ensure_ascii=False))
     except OSError as error:
         raise RunFolderError(
             f"a run needs a folder it can write: {path}: {_cause(error)}. Choose another with out=…"
         ) from error
-
-
-def _write_atomically(path: Path, content: Mapping[str, Any]) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            json.dump(content, file, indent=1, ensure_ascii=False)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -193,7 +193,7 @@ def weights_sha256(model: Any) -> str:
     digest = hashlib.sha256()
     for name, tensor in local_tensors(model):
         digest.update(name.encode())
-        digest.update(tensor.contiguous().cpu().flatten().view(-1).numpy().tobytes())
+        digest.update(tensor.contiguous().cpu().numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import html
-import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -14,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import plotly.graph_objects as go
 from plotly.offline import get_plotlyjs
 
+from ..base.atomic import write_atomically
 from ..base.errors import FsdpvizError
 from ..base.provenance import Provenance
 from .table_format import UNKNOWN, badge_html
@@ -139,25 +138,11 @@ def write_page(
     content = page(title, sections, lead=lead, provenance=provenance, highlights=highlights)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _replace(target, content)
+        write_atomically(target, content)
     except OSError as error:
         cause = (error.strerror or str(error)).lower()
         raise FsdpvizError(f"a page needs a place it can be written: {target}: {cause}. Choose another") from error
     return target
-
-
-def _replace(target: Path, content: str) -> None:
-    descriptor, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:100]}.")
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).chmod(0o644)
-        Path(temporary).replace(target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def _section(number: int, section: Section) -> str:

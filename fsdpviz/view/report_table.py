@@ -10,7 +10,7 @@ from typing import Any
 import polars as pl
 
 from ..analysis.breakdown import StepBreakdown
-from ..analysis.compare import Comparison, Traffic, main_numbers
+from ..analysis.compare import Comparison, Traffic, main_numbers, ratio
 from ..analysis.intervals import Intervals
 from ..analysis.report import Mean, Measures, Report
 from ..base.provenance import Provenance
@@ -159,17 +159,16 @@ def _rate(samples_per_s: float) -> str:
     return f"{samples_per_s:,.1f} samples/s"
 
 
-def _ratio(ratio: float | None) -> str:
-    return UNKNOWN if ratio is None else f"{ratio:.2f}"
+def _ratio(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.2f}"
 
 
 def _traffic_row(
     label: str, sides: tuple[Traffic, Traffic], field: str, write: Callable[[float], str]
 ) -> tuple[str, str, str, str]:
     a, b = (getattr(side, field) for side in sides)
-    ratio = b / a if a and b is not None else None
     first, second = (UNKNOWN if value is None else write(value) for value in (a, b))
-    return label, first, second, _ratio(ratio)
+    return label, first, second, _ratio(ratio(a, b))
 
 
 BREAKDOWN: tuple[Quantity, ...] = (

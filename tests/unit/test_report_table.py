@@ -219,7 +219,7 @@ def test_a_failed_write_keeps_the_old_page_and_leaves_nothing(tmp_path: Path, mo
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fsdpviz.view.page.os.fsync", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(FsdpvizError, match="no space left") as caught:
         write_page(path, "new", [])
     assert "\n" not in str(caught.value)

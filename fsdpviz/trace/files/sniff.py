@@ -96,12 +96,6 @@ def head_of(path: Path, name: str = "") -> bytes:
     return unpacked
 
 
-def is_gzip(path: Path) -> bool:
-    """True if the file is gzip. Raises OSError."""
-    with path.open("rb") as file:
-        return file.read(2) == _GZIP
-
-
 def top_level_keys(head: bytes) -> set[bytes]:
     """The keys of the outermost JSON object that stand in ``head``."""
     keys: set[bytes] = set()
