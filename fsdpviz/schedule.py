@@ -46,7 +46,9 @@ class Policy:
     ``order`` "pre" issues prefetches before a unit computes, "post" after it has been freed (less memory, less
     overlap). ``gathered_limit`` bounds the units that are gathered or being gathered when a prefetch is issued; a
     unit that is needed now is always gathered. ``reshard_after_forward`` as in Experiment: an integer keeps 1/n of
-    the parameters and gathers among n ranks in backward. ``reduce_when`` "unit" reduces a unit as soon as its
+    the parameters and gathers among n ranks in backward. ``keep_last`` units at the end of forward stay gathered, for
+    backward begins with them; up to one more than the prefetch depth it costs no memory, since as many are gathered
+    at once anyway. ``reduce_when`` "unit" reduces a unit as soon as its
     gradients exist, "end" after the whole backward. ``reduces_in_flight`` bounds the reductions under way, and with
     them the memory of unreduced gradients. ``optimizer_when`` "backward" steps a unit once its gradient shard has
     arrived.
@@ -57,6 +59,7 @@ class Policy:
     order: Literal["pre", "post"] = "pre"
     gathered_limit: int | None = None
     reshard_after_forward: bool | int = True
+    keep_last: int = 0
     streams: Literal["separate", "one"] = "separate"
     reduce_when: Literal["unit", "end"] = "unit"
     reduces_in_flight: int = 2
@@ -66,7 +69,8 @@ class Policy:
     optimizer_on: Tier = Tier.DEVICE
 
     def __post_init__(self) -> None:
-        for name, minimum in (("forward_depth", 0), ("backward_depth", 0), ("reduces_in_flight", 1)):
+        least = {"forward_depth": 0, "backward_depth": 0, "keep_last": 0, "reduces_in_flight": 1}
+        for name, minimum in least.items():
             if getattr(self, name) < minimum:
                 raise FsdpvizError(f"Policy.{name} must be at least {minimum}; got {getattr(self, name)}")
         if self.gathered_limit is not None and self.gathered_limit < 1:
@@ -113,6 +117,7 @@ class Scheduler:
         self.policy = policy
         self.units = tuple(units)
         self._root = root
+        self._kept = frozenset(blocks[max(0, len(blocks) - policy.keep_last) :])
         self._has_replicas = replicas > 1
         self._ahead = {
             Op.FORWARD: forward_prefetch_targets(units, policy.forward_depth),
@@ -128,7 +133,8 @@ class Scheduler:
 
     def after_forward(self, unit: str, *, will_backward: bool = True) -> list[Event]:
         """Frees the unit if the policy says so. The root stays for backward, which needs it at once."""
-        stays = self.policy.reshard_after_forward is False or (unit == self._root and len(self.units) > 1)
+        is_needed_soon = unit in self._kept or (unit == self._root and len(self.units) > 1)
+        stays = self.policy.reshard_after_forward is False or is_needed_soon
         if will_backward and stays:
             freed = []
         elif will_backward and self._reshards_to_part:
