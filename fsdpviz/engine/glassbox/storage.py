@@ -107,7 +107,7 @@ class ShardStore:
 
         cargo = Cargo(Wire.H2D, source.nbytes)
         stream = self._accelerator.stream(Lane.H2D)
-        self._arrived = stream.submit(loop_label("h2d", self._unit), copy_in, after, cargo)
+        self._arrived = stream.submit(loop_label("h2d", self._unit, source.nbytes), copy_in, after, cargo)
 
     def let_go(self) -> None:
         """The gather has ended; the copies go."""

@@ -82,6 +82,12 @@ def link_kind(name: str) -> Kind | None:
     return _LINK_KINDS.get(label.phase) if label and label.family == "fsdpviz" else None
 
 
+def link_bytes(name: str) -> int | None:
+    """What a range of an emulated transfer says that it carries; None where it leaves that to what runs inside it."""
+    label = parse_label(name)
+    return label.payload_bytes if label else None
+
+
 def device_kind(category: str, name: str, collective: str, parent: str) -> Kind:
     """The kind of a span of the device. ``collective`` is the kernel's own argument, ``parent`` the range
     or operator that issued it; "" where there is none.

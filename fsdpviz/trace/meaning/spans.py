@@ -24,6 +24,7 @@ from .classify import (
     is_cpu_work,
     is_optimizer_kernel,
     is_wait_argument,
+    link_bytes,
     link_kind,
 )
 from .lanes import main_lane
@@ -249,7 +250,7 @@ class _Rank:
 
     def _join_links(self, ranges: list[gloo.Span], kinds: dict[int, Kind], issuer_of: dict[int, int]) -> None:
         """Each emulated transfer is the collective; gloo's real one inside it lends its bytes and becomes
-        host.
+        host. A copy has none inside it, and its label says its bytes.
         """
         rows = ((row, link_kind(self.rows.name_of(row))) for row in self._rows_named(_LINKS))
         links = [self._span(row, kind) for row, kind in rows if kind is not None]
@@ -265,7 +266,8 @@ class _Rank:
             self.kind[link.row] = KIND_CODE[link.kind]
             self.is_link[link.row] = True
             sizes = [int(self.bytes[row]) for row in lent.get(link.row, []) if self.bytes[row] >= 0]
-            self._set_bytes(link.row, sum(sizes) if sizes else None)
+            stated = link_bytes(self.rows.name_of(link.row))
+            self._set_bytes(link.row, sum(sizes) if sizes else stated)
         self._take_phase_from_main([link.row for link in links])
         real = sorted(row for rows in lent.values() for row in rows)
         self.kind[real] = KIND_CODE[Kind.HOST]
