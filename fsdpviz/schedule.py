@@ -172,9 +172,14 @@ class Scheduler:
         return [event for unit in self.units for event in self._optimize(unit)]
 
     def abandon(self) -> list[Event]:
-        """What ends a step that raised: wait for what is under way, free what is gathered."""
+        """What ends a step early: wait for what is under way, free what is gathered."""
         self._late.clear()
         return self.end_backward()
+
+    def forget(self) -> None:
+        """Nothing is gathered or under way: what a step that raised leaves, once each unit has been given up."""
+        for record in (self._gathered, self._resharded, self._reducing, self._late):
+            record.clear()
 
     @property
     def _reshards_to_part(self) -> bool:

@@ -15,7 +15,7 @@ import shutil
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -507,7 +507,7 @@ def usable_after_errors() -> list[float]:
         model, optimizer = sharded(module)
         block: Any = module.blocks[2]  # type: ignore[index]
         plain = block.forward
-        block.forward = _fails_in_forward if where == "forward" else _fails_in_backward
+        block.forward = fails_in_forward if where == "forward" else fails_in_backward
         assert "planted" in error_of(lambda model=model: model(mine(data(0)[0])).sum().backward())
         block.forward = plain
         optimizer.zero_grad()
@@ -520,7 +520,7 @@ def usable_after_errors() -> list[float]:
     return differences
 
 
-def _fails_in_forward(_hidden: torch.Tensor) -> torch.Tensor:
+def fails_in_forward(_hidden: torch.Tensor) -> torch.Tensor:
     raise RuntimeError("planted")
 
 
@@ -534,26 +534,29 @@ class _FailsInBackward(torch.autograd.Function):
         raise RuntimeError("planted")
 
 
-def _fails_in_backward(hidden: torch.Tensor) -> Any:
+def fails_in_backward(hidden: torch.Tensor) -> Any:
     return _FailsInBackward.apply(hidden)
 
 
-def main() -> None:
+def run(checks: Mapping[str, Callable[[], Any]]) -> None:
+    """Joins, runs the checks that the command line names, or all, and leaves what they found."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     results: dict[str, Any] = {}
-    chosen = sys.argv[3:] or list(CHECKS)
+    chosen = sys.argv[3:] or list(checks)
     for name in chosen:
         sys.stderr.write(f"rank {dist.get_rank()}: {name}\n")
         try:
-            results[name] = CHECKS[name]()
+            results[name] = checks[name]()
         except BaseException:  # noqa: BLE001  # the boundary of a check
             results[name] = {"traceback": traceback.format_exc()}
             sys.stderr.write(results[name]["traceback"])
+    everything: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
+    dist.all_gather_object(everything, results)
     if dist.get_rank() == 0:
-        Path(sys.argv[1]).write_text(json.dumps(results))
+        Path(sys.argv[1]).write_text(json.dumps(results | {"ranks": everything}))
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    run(CHECKS)

@@ -25,6 +25,7 @@ from torch.profiler import record_function
 from ...base.labels import Phase, loop_label
 from ...schedule import Tier
 from .accelerator import Cargo, Event, Lane, Wire
+from .disk import MappedFile
 from .held import Held, UnitContext
 from .storage import place
 
@@ -57,9 +58,11 @@ class Gradients:
         self._landed_bytes = 0  # counted for shards of gradients on the device; given back once they are dropped
         self._going: Reduction | None = None  # lives from reduce to wait_reduced
         self._home_T: torch.Tensor | None = None  # offloaded gradients' place, as long as the model
+        self.home_file: MappedFile | None = None
         if self._tier is not Tier.DEVICE:
             empty = torch.zeros(self._region.shard_numel, dtype=self._precision.shard)
-            self._home_T, _ = place(empty, self._tier, self._accelerator, context.folder / f"{unit}.gradients")
+            file = context.folder / f"{unit}.gradients"
+            self._home_T, self.home_file = place(empty, self._tier, self._accelerator, file)
         self.when_complete: Callable[[], None] = _nothing
 
     @property
@@ -78,8 +81,9 @@ class Gradients:
 
     def _arrive(self, _parameter: torch.Tensor) -> None:
         if not self._local_bytes:
-            self._local_bytes = self._region.numel * self._precision.param.itemsize
-            self._device.take(self._local_bytes)
+            local_bytes = self._region.numel * self._precision.param.itemsize
+            self._device.take(local_bytes)
+            self._local_bytes = local_bytes
         self._arrived += 1
         if self.are_complete:
             self.when_complete()
@@ -88,15 +92,21 @@ class Gradients:
         """The next backward counts anew."""
         self._arrived = 0
 
-    def drop(self) -> None:
+    def give_up(self) -> None:
         """Forgets gradients of a step that raised; what is being reduced will not land."""
         self._arrived = 0
-        if self._going is not None:
-            self._going.has_landed = True
+        going, self._going = self._going, None
         for parameter in self._held.fulls:
             parameter.grad = None
         self._device.give(self._local_bytes)
         self._local_bytes = 0
+        if going is not None:
+            going.has_landed = True
+            try:
+                if going.done is not None:
+                    going.done.wait()
+            finally:
+                self._device.give(going.counted_bytes)
 
     def reduce(self) -> None:
         """Issues the reduce-scatter of the unit's gradients. Collective over the shard group."""
@@ -174,8 +184,8 @@ class Gradients:
             return
         going.has_landed = True
         if self._home_T is None and not going.accumulates:
+            self._device.take(landed_T.nbytes)
             self._landed_bytes = landed_T.nbytes
-            self._device.take(self._landed_bytes)
         rank = self._collectives.shard_rank
         for slot, shard, full in zip(self._region.slots, self._held.shards, going.gradients, strict=True):
             piece = landed_T[self._region.piece(slot, rank)]

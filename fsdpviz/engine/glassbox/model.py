@@ -11,6 +11,7 @@ and carries out what the scheduler answers. Between two hooks only the model's o
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,15 +30,18 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ...base.errors import FsdpvizError
 from ...base.labels import ROOT, fsdp_label
 from ...experiment import Mesh
-from ...schedule import Event, Op, Policy, Scheduler
+from ...schedule import Event, Policy, Scheduler
 from .accelerator import Accelerator
 from .build import accelerator_of, build_units, check_parameters
+from .carry_out import carry_out
 from .collectives import Collectives
 from .held import UnitContext
 from .precision import Division, Precision, cast
 from .state import full_state_dict, load_full_state_dict
 from .unit import State, Unit
 from .wrapping import by_block
+
+_LOG = logging.getLogger(__name__)
 
 
 class Pass(StrEnum):
@@ -133,6 +137,7 @@ class ShardedModel(nn.Module):
     def full_state_dict(self) -> dict[str, torch.Tensor]:
         """Every parameter and buffer, whole and on the CPU, by original name. Collective over all ranks."""
         self.abandon()
+        self.check_writes(wait=True)
         return full_state_dict(self)
 
     def load_full_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
@@ -156,18 +161,29 @@ class ShardedModel(nn.Module):
     def abandon(self) -> None:
         """Brings the model back to where a step can begin: nothing gathered, no gradient under way. Not collective."""
         has_failed, self._pass = self._pass is not Pass.IDLE, Pass.IDLE
-        if has_failed:
-            for unit in self._units.values():
-                unit.in_backward = False
-                unit.to_run.clear()
-                unit.gradients.drop()
-        self._carry_out(self._scheduler.abandon())
+        if not has_failed:
+            self._carry_out(self._scheduler.abandon())
+            return
+        self._scheduler.forget()
+        for unit in self._units.values():
+            try:
+                unit.give_up()
+            except Exception as error:  # noqa: BLE001  # the user has the step's own error; this is its consequence
+                _LOG.warning("rank %d: unit %s, given up, had failed too: %s", self.collectives.rank, unit.name, error)
+
+    def check_writes(self, *, wait: bool = False) -> None:
+        """Raises FsdpvizError where the disk tier is known to have lost a write, or, with ``wait``, has lost one."""
+        for unit in self._units.values():
+            _ = unit.store.drain() if wait else unit.store.check()
 
     def close(self) -> None:
-        """Ends the streams' threads and the process groups. Collective over all ranks."""
+        """Ends the streams' threads and the process groups. Collective. Raises what the disk tier has lost, at last."""
         self.abandon()
-        self.accelerator.close()
-        self.collectives.close()
+        try:
+            self.check_writes(wait=True)
+        finally:
+            self.accelerator.close()
+            self.collectives.close()
 
     # -- hooks
 
@@ -252,46 +268,13 @@ class ShardedModel(nn.Module):
                 unit.gradients.end_backward()
         self._pass = Pass.IDLE
 
-    # -- carrying out
-
     def _carry_out(self, events: list[Event]) -> None:
         for event in events:
             unit = self._units.get(event.unit)
             if unit is not None:
-                self._issue(event.op, unit)
+                carry_out(event.op, unit, self.optimize_in_backward)
                 if self.issued is not None:
                     self.issued.append(event)
-
-    def _issue(self, op: Op, unit: Unit) -> None:
-        match op:
-            case Op.READ:
-                unit.store.read()
-            case Op.COPY_IN:
-                unit.store.bring_in()
-            case Op.GATHER:
-                with record_function(fsdp_label("all_gather", unit.name)):
-                    unit.gather()
-            case Op.WAIT:
-                unit.wait()
-            case Op.RESHARD:
-                unit.reshard()
-            case Op.FREE:
-                unit.free()
-            case Op.REDUCE:
-                unit.gradients.reduce()
-            case Op.ALL_REDUCE:
-                unit.gradients.all_reduce()
-            case Op.COPY_OUT:
-                unit.gradients.copy_out()
-            case Op.WAIT_REDUCED:
-                unit.gradients.wait_reduced()
-            case Op.OPTIMIZER:
-                assert self.optimize_in_backward is not None  # Policy.optimizer_when came with a ShardedOptimizer
-                self.optimize_in_backward(unit)
-            case Op.WRITE:
-                unit.store.write_behind()
-            case Op.FORWARD | Op.BACKWARD:
-                pass  # the module's operators, which run by themselves
 
     def _cast(self, values: Any) -> Any:
         dtype = self.precision.param

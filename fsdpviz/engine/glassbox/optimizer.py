@@ -28,6 +28,11 @@ PER_PARAMETER = (
     *(torch.optim.Adamax, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adadelta),
 )
 
+_NO_ROOM = {  # by whether it steps in backward
+    False: "The step is taken and its state stays in memory; the next step tries again",
+    True: "Some units have stepped and others have not: load a checkpoint into model and optimizer",
+}
+
 
 class ShardedOptimizer(torch.optim.Optimizer):
     """``optimizer``, made from ``model.parameters()``, with the schedule's say in when each unit steps.
@@ -42,7 +47,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._model, self._inner = model, optimizer
         self._in_backward = model.policy.optimizer_when == "backward"
         self._by_unit: dict[str, torch.optim.Optimizer] = {}
-        self._settled: set[int] = set()  # shards whose state has its place
+        self._settled: set[tuple[int, str]] = set()  # shards and their states that have their place
         if self._in_backward:
             _check_per_parameter(optimizer)
             model.optimize_in_backward = self._step_behind
@@ -69,6 +74,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         if closure is not None:
             raise FsdpvizError("a closure would run backward inside step; ShardedOptimizer takes none")
         self._model.abandon()
+        self._model.check_writes()
         if self._in_backward:
             return None
         self._inner.step()
@@ -117,29 +123,34 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
         def step() -> None:
             part.step()
-            self._settle_state(unit)
             for shard in unit.trainable.shards:
                 shard.grad = None
+            self._settle_state(unit)
 
         unit.store.written = unit.gradients.step_behind(step)
 
     def _settle_state(self, unit: Unit) -> None:
-        """Counts the state that a first step made for the unit, and moves it to the disk where the policy says so."""
+        """Counts the state that a first step made for the unit, and moves it to the disk where the policy says so.
+
+        State that finds no room stays where it is, works, and is tried again after the next step.
+        """
         tier, accelerator = self._model.policy.optimizer_on, self._model.accelerator
         for slot, shard in zip(unit.trainable.region.slots, unit.trainable.shards, strict=True):
-            state = self._inner.state.get(shard)
-            if not state or id(shard) in self._settled:
-                continue
-            self._settled.add(id(shard))
+            state = self._inner.state.get(shard) or {}
             for key, value in state.items():
-                if not isinstance(value, torch.Tensor) or value.dim() == 0 or not value.numel():
+                is_data = isinstance(value, torch.Tensor) and value.dim() > 0 and value.numel() > 0
+                if not is_data or (id(shard), key) in self._settled:
                     continue
                 if tier is Tier.DISK:
                     file = self._model.disk_folder / f"{slot.name}.{key}"
-                    state[key], mapped = place(value, tier, accelerator, file)
+                    try:
+                        state[key], mapped = place(value, tier, accelerator, file)
+                    except FsdpvizError as error:
+                        raise FsdpvizError(f"{error}. {_NO_ROOM[self._in_backward]}") from error
                     unit.store.write_too(mapped)
                 else:
                     pool_of(accelerator, tier).take(value.nbytes)
+                self._settled.add((id(shard), key))
 
     def _part_of(self, unit: Unit) -> torch.optim.Optimizer:
         """The inner optimizer over this unit's parameters alone: same state, today's learning rates."""

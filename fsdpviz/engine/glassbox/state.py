@@ -47,6 +47,7 @@ def load_full_state_dict(model: ShardedModel, state: Mapping[str, torch.Tensor])
             for held in (unit.trainable, unit.frozen):
                 for slot, shard in zip(held.region.slots, held.shards, strict=True):
                     _load_piece(model, held, slot, shard, state[slot.name])
+            unit.store.rewritten()
         for name, buffer in buffers.items():
             buffer.copy_(state[name])
 

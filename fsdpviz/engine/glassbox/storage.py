@@ -10,34 +10,37 @@ The optimizer works on ``self.tensor`` wherever it lies.
 
 from __future__ import annotations
 
-import errno
-import os
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
-import numpy as np
 import torch
 
 from ...base.errors import FsdpvizError
 from ...base.labels import loop_label
 from ...schedule import Tier
 from .accelerator import Accelerator, Cargo, Event, Lane, Pool, Wire
+from .disk import MappedFile
 
 
 def place(
     tensor: torch.Tensor, tier: Tier, accelerator: Accelerator, file: Path
-) -> tuple[torch.Tensor, np.memmap | None]:
+) -> tuple[torch.Tensor, MappedFile | None]:
     """A copy of ``tensor`` (one dim) in ``tier``, counted there, and its map where it is a file.
 
-    Raises FsdpvizError when the budget or the disk has no room.
+    Raises FsdpvizError, having counted nothing, when the budget or the disk has no room.
     """
-    pool_of(accelerator, tier).take(tensor.nbytes)
+    pool = pool_of(accelerator, tier)
+    pool.take(tensor.nbytes)
     if tier is Tier.DEVICE:
         return tensor.detach().to(accelerator.device, copy=True), None
     if tier is Tier.HOST:
         return accelerator.host_empty(tensor.numel(), tensor.dtype).copy_(tensor.detach()), None
-    mapped = _map_file(file, tensor.nbytes)
-    on_disk = torch.from_numpy(mapped)[: tensor.nbytes].view(tensor.dtype)
-    return on_disk.copy_(tensor.detach()), mapped
+    try:
+        mapped = MappedFile(file, tensor.nbytes)
+    except FsdpvizError:
+        pool.give(tensor.nbytes)
+        raise
+    return mapped.tensor(tensor.numel(), tensor.dtype).copy_(tensor.detach()), mapped
 
 
 def pool_of(accelerator: Accelerator, tier: Tier) -> Pool:
@@ -45,33 +48,22 @@ def pool_of(accelerator: Accelerator, tier: Tier) -> Pool:
     return {Tier.DEVICE: pools.device, Tier.HOST: pools.host, Tier.DISK: pools.disk}[tier]
 
 
-def _map_file(file: Path, size_bytes: int) -> np.memmap:
-    """A mapped file whose blocks all exist: a hole that the disk cannot fill would kill the process on a write."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            os.posix_fallocate(descriptor, 0, max(size_bytes, 1))
-        finally:
-            os.close(descriptor)
-        return np.memmap(file, np.uint8, "r+", shape=(max(size_bytes, 1),))
-    except OSError as error:
-        why = "is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else f"cannot be written ({error.strerror})"
-        raise FsdpvizError(f"the disk tier in {file.parent} {why}; choose another folder or Tier.HOST") from error
-
-
 class ShardStore:
-    """One unit's parameter shard in its tier. ``bring_in`` makes ``on_device`` for one gather, ``let_go`` ends it."""
+    """One unit's parameter shard in its tier. ``bring_in`` makes ``on_device`` for one gather, ``let_go`` ends it.
+
+    Once a write has failed, every touch raises what it raised, until ``rewritten``.
+    """
 
     def __init__(self, unit: str, shard: torch.Tensor, tier: Tier, accelerator: Accelerator, file: Path) -> None:
         self.tier = tier
         self._unit, self._accelerator = unit, accelerator
         self.tensor, mapped = place(shard, tier, accelerator, file)
-        self._mapped = [] if mapped is None else [mapped]
+        self._files = [] if mapped is None else [mapped]  # all that the optimizer changes with this shard
         self._host: torch.Tensor | None = None  # DISK: what was read; dies in let_go
         self._staged: torch.Tensor | None = None  # HOST, DISK: the copy on the device; dies in let_go
         self._arrived: Event | None = None
-        self._flushed: Event | None = None
+        self._flushed: Event | None = None  # the last write; the next one waits for it
+        self._lost: FsdpvizError | None = None  # what a write raised on its thread
         self.written: Event | None = None  # the last change of the shard by a side stream; reads come after it
 
     @property
@@ -85,6 +77,7 @@ class ShardStore:
 
     def read(self) -> None:
         """Disk → host, on the reading thread."""
+        self.check()
         self._accelerator.pools.host.take(self.tensor.nbytes)
         host = self._host = self._accelerator.host_empty(self.tensor.numel(), self.tensor.dtype)
         after = [self.written] if self.written else []
@@ -96,6 +89,7 @@ class ShardStore:
 
     def bring_in(self) -> None:
         """Host → device, on the H2D stream."""
+        self.check()
         self._accelerator.pools.device.take(self.tensor.nbytes)
         source = self._host if self.tier is Tier.DISK else self.tensor
         assert source is not None  # read() comes first
@@ -117,22 +111,59 @@ class ShardStore:
             self._accelerator.pools.host.give(self._host.nbytes)
         self._staged = self._host = self._arrived = None
 
-    def write_too(self, mapped: np.memmap | None) -> None:
+    def give_up(self) -> None:
+        """Ends what a step that raised has begun. Raises what that raises; a lost shard stays lost."""
+        pending = [event for event in (self._arrived, self.written, self._flushed) if event is not None]
+        self.written = self._flushed = None
+        with ExitStack() as stack:
+            stack.callback(self.let_go)
+            for event in pending:
+                stack.callback(event.synchronize)
+
+    def write_too(self, mapped: MappedFile | None) -> None:
         """Another file that the optimizer changes with this shard."""
-        self._mapped += [] if mapped is None else [mapped]
+        self._files += [] if mapped is None else [mapped]
 
     def write_behind(self) -> None:
-        """Sends what the optimizer changed to the disk, on the writing thread. Reads need not wait for it."""
-        if not self._mapped:
+        """Sends what the optimizer changed to the disk, on the writing thread. Reads need not wait for it.
+
+        The step before has been written when this returns, or this raises why not.
+        """
+        if not self._files:
             return
+        self.drain()
         after = [self.written] if self.written else []
 
         def write() -> None:
-            for mapped in list(self._mapped):
-                mapped.flush()
+            try:
+                for file in list(self._files):
+                    file.flush()
+            except FsdpvizError as error:
+                self._lost = error
+                raise
 
         stream = self._accelerator.stream(Lane.WRITE)
         self._flushed = stream.submit(loop_label("disk_write", self._unit), write, after)
+
+    def check(self) -> None:
+        """Raises FsdpvizError where a write is known to have failed; waits for none."""
+        if self._lost is not None:
+            raise FsdpvizError(str(self._lost)) from self._lost
+
+    def drain(self) -> None:
+        """Waits for the write under way. Raises FsdpvizError where it, or one before, has failed."""
+        flushed, self._flushed = self._flushed, None
+        if flushed is not None:
+            flushed.synchronize()
+        self.check()
+
+    def rewritten(self) -> None:
+        """The whole shard has a new value, such as a checkpoint's: sends it to the disk and waits for it."""
+        with suppress(FsdpvizError):
+            self.drain()
+        self._lost = None
+        self.write_behind()
+        self.drain()
 
 
 def _there(tensor: torch.Tensor | None) -> torch.Tensor:

@@ -6,7 +6,8 @@
     READY      the modules see full parameters                    free, reshard
     PART       1/n of the full buffer is kept on the device       gather (among n ranks), free
 
-``_move`` alone changes the state. Gradients have a way of their own, see ``gradients.py``.
+``_move`` alone changes the state, but for ``give_up``, which ends a step that raised.
+Gradients have a way of their own, see ``gradients.py``.
 Shapes: W shard ranks × T trainable elements a rank, F frozen ones, S = T + F.
 
 [Note: gathered in place]
@@ -22,6 +23,7 @@ of ours touches; autograd would otherwise call them modified.
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from enum import StrEnum
 
 import torch
@@ -69,6 +71,7 @@ class Unit:
         for held, shard in zip(self._held, pieces, strict=True):
             self._make_shards(held, shard)
         self.gradients = Gradients(name, trainable, context)
+        store.write_too(self.gradients.home_file)
         self.to_run: set[nn.Module] = set()  # modules of the unit that its forward has still to run
         self.in_backward = False  # between the gradient of its output and that of its last parameter
         self._show(full=False)
@@ -86,9 +89,9 @@ class Unit:
 
     def gather(self) -> None:
         """Issues the all-gather of the shards, or of the kept parts among n ranks. Collective over that group."""
-        part = self._part
-        self._move(State.GATHERING)
+        part, self._gathered = self._part, None
         self._accelerator.pools.device.take(self.full_bytes)
+        self._move(State.GATHERING)
         fulls = [self._allocate(held) for held in self._held]
         after = [self._accelerator.compute_event(), *([] if part is not None else self.store.gather_after())]
 
@@ -146,6 +149,26 @@ class Unit:
         self._drop_part()
         self._move(State.SHARDED)
 
+    def give_up(self) -> None:
+        """Back to SHARDED from wherever a step that raised has left the unit. Raises what was under way then raises."""
+        self.in_backward = False
+        self.to_run.clear()
+        with ExitStack() as stack:  # from the last to the first; one that fails does not keep the others from their end
+            stack.callback(self.gradients.give_up)
+            stack.callback(self.store.give_up)  # what the gather sends
+            stack.callback(self._give_up_gather)
+
+    def _give_up_gather(self) -> None:
+        gathered, was = self._gathered, self.state
+        self.state, self._gathered = State.SHARDED, None
+        self._drop_part()
+        try:
+            if was is State.GATHERING and gathered is not None:
+                gathered.wait()
+        finally:
+            if was in (State.GATHERING, State.READY):
+                self._free_full()
+
     # -- what the modules and the optimizer see
 
     def _make_shards(self, held: Held, shard: torch.Tensor) -> None:
@@ -184,7 +207,8 @@ class Unit:
     def _free_full(self) -> None:
         self._show(full=False)
         for held in self._held:
-            full_of(held).untyped_storage().resize_(0)
+            if held.full_WT is not None:
+                held.full_WT.untyped_storage().resize_(0)
         self._accelerator.pools.device.give(self.full_bytes)
 
     def _drop_part(self) -> None:
