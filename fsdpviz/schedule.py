@@ -39,6 +39,11 @@ class Tier(StrEnum):
     DISK = "disk"  # a memory-mapped file
 
 
+def crosses(tier: Tier, side: Tier) -> bool:
+    """True where ``tier`` and ``side`` are not both the device's, or both the host's; a disk is on the host's side."""
+    return (tier is Tier.DEVICE) != (side is Tier.DEVICE)
+
+
 @dataclass(frozen=True)
 class Policy:
     """Every decision about order. The defaults overlap; ``naive()`` is chapter one's engine.
@@ -51,7 +56,8 @@ class Policy:
     at once anyway. ``reduce_when`` "unit" reduces a unit as soon as its
     gradients exist, "end" after the whole backward. ``reduces_in_flight`` bounds the reductions under way, and with
     them the memory of unreduced gradients. ``optimizer_when`` "backward" steps a unit once its gradient shard has
-    arrived.
+    arrived. Each of ``parameters_on``, ``gradients_on`` and ``optimizer_on`` is any tier; what the optimizer does not
+    find on its ``side`` comes there for the step, unit by unit.
     """
 
     forward_depth: int = 1
@@ -75,6 +81,17 @@ class Policy:
                 raise FsdpvizError(f"Policy.{name} must be at least {minimum}; got {getattr(self, name)}")
         if self.gathered_limit is not None and self.gathered_limit < 1:
             raise FsdpvizError(f"Policy.gathered_limit must be at least 1, or None; got {self.gathered_limit}")
+
+    @property
+    def side(self) -> Tier:
+        """Where the optimizer steps: on the device, or on the host for parameters that lie there or on disk."""
+        return Tier.DEVICE if self.parameters_on is Tier.DEVICE else Tier.HOST
+
+    @property
+    def gradients_rest_on(self) -> Tier:
+        """Where a reduced gradient waits for its step. One that is stepped with in backward goes there at once."""
+        is_detour = self.optimizer_when == "backward" and crosses(self.gradients_on, self.side)
+        return self.side if is_detour else self.gradients_on
 
     @classmethod
     def naive(cls) -> Policy:
@@ -240,7 +257,7 @@ class Scheduler:
         events.append(Event(Op.REDUCE, unit))
         if self._has_replicas:
             events.append(Event(Op.ALL_REDUCE, unit))
-        if self.policy.gradients_on is not Tier.DEVICE:
+        if self.policy.gradients_rest_on is not Tier.DEVICE:
             events.append(Event(Op.COPY_OUT, unit))
         if self.policy.optimizer_when == "backward":
             events += self._optimize(unit)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import json
 import random
 import shutil
@@ -363,6 +364,64 @@ def memory() -> dict[str, list[int]]:
     return found
 
 
+@check
+def tiers() -> dict[str, list[float]]:
+    """For each placement of parameters, gradients and state: the largest difference from the reference, and what is
+
+    left in each tier after a step, in bytes.
+    """
+    if dist.get_world_size() != 2:
+        return {}
+    reference = seeded()
+    train(reference, sgd(reference.parameters()), 2, whole=True)
+    expected = {name: value for name, value in reference.state_dict().items() if name != "calls"}
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for parameters, gradients, state, when in itertools.product(Tier, Tier, Tier, ("step", "backward")):
+            policy = Policy(
+                parameters_on=parameters,
+                gradients_on=gradients,
+                optimizer_on=state,
+                optimizer_when=when,  # type: ignore[arg-type]
+            )
+            model, optimizer = sharded(seeded(), policy, disk_folder=folder)
+            train(model, optimizer, 2)
+            pools = model.accelerator.pools
+            left = [pools.device.now_bytes, pools.host.now_bytes, pools.disk.now_bytes]
+            trained = model.full_state_dict()
+            model.close()
+            difference = max((trained[name] - value).abs().max().item() for name, value in expected.items())
+            found[f"{parameters} {gradients} {state} {when}"] = [difference, *left]
+    return found
+
+
+@check
+def resting_gradients() -> dict[str, list[float]]:
+    """Gradients that rest on the other side: clipped, accumulated over two backwards, and dropped by zero_grad."""
+    found = {}
+    for place, rest in ((Tier.DEVICE, Tier.HOST), (Tier.HOST, Tier.DEVICE)):
+        module = seeded()
+        reference = copy.deepcopy(module)
+        model, optimizer = sharded(module, Policy(parameters_on=place, gradients_on=rest))
+        inner = sgd(reference.parameters())
+        differences = []
+        for first in (0, 2):
+            for step in (first, first + 1):
+                F.mse_loss(model(mine(data(step)[0])), mine(data(step)[1])).backward()
+                F.mse_loss(reference(data(step)[0]), data(step)[1]).backward()
+            assert all(parameter.grad is None for parameter in model.parameters())
+            norm = optimizer.clip_grad_norm(0.1)
+            differences.append((norm - nn.utils.clip_grad_norm_(reference.parameters(), 0.1)).abs().item())
+            optimizer.step()
+            model.zero_grad()
+            inner.step()
+            inner.zero_grad()
+        differences.append(_apart(model, reference))
+        found[f"{place} {rest}"] = differences
+        model.close()
+    return found
+
+
 # -- jitter: no delay on any stream changes a bit
 
 
@@ -385,8 +444,8 @@ def random_policy(draw: random.Random) -> Policy:
         reduces_in_flight=draw.choice([1, 2, 9]),
         optimizer_when=draw.choice(["step", "backward"]),
         parameters_on=tier,
-        gradients_on=tier,
-        optimizer_on=tier,
+        gradients_on=draw.choice([tier, *Tier]),
+        optimizer_on=draw.choice([tier, *Tier]),
     )
 
 

@@ -114,6 +114,28 @@ def test_memory_is_the_formula(two: dict[str, Any]) -> None:
     assert two["memory"]["host"] == [full + gradients + reduction, 0, SHARDS + momentum + SHARDS]
 
 
+def test_parameters_gradients_and_state_each_lie_in_any_tier(two: dict[str, Any]) -> None:
+    assert len(two["tiers"]) == 3 * 3 * 3 * 2
+    for places, (difference, *left) in two["tiers"].items():
+        parameters, gradients, state, when = places.split()
+        assert difference < FP32, places
+        sides = [tier == "device" for tier in (parameters, gradients)]
+        if when == "backward" and sides[0] != sides[1]:  # stepped with at once, the gradient goes where the step is
+            gradients = "device" if parameters == "device" else "host"
+        held = {"device": 0, "host": 0, "disk": 0}
+        for tier in (
+            parameters,
+            state,
+            *([gradients] if gradients != "device" else []),
+        ):  # zero_grad drops the device's
+            held[tier] += SHARDS
+        assert left == list(held.values()), places
+
+
+def test_gradients_that_rest_elsewhere_are_clipped_accumulated_and_dropped(found: dict[str, Any]) -> None:
+    assert all(max(differences) < FP32 for differences in found["resting_gradients"].values())
+
+
 def test_no_delay_on_any_stream_changes_a_bit(found: dict[str, Any]) -> None:
     distinct = {degree: count for degree, count in found["jittered"].items() if degree != "runs"}
     assert found["jittered"]["runs"] >= 80

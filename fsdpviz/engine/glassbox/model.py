@@ -154,6 +154,11 @@ class ShardedModel(nn.Module):
                 for slot, shard in zip(held.region.slots, held.shards, strict=True):
                     yield f"{prefix}.{slot.name}" if prefix else slot.name, shard
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        for unit in self._units.values():
+            unit.gradients.zero()
+
     def units(self) -> Mapping[str, Unit]:
         """The units by name, the root first where it holds parameters."""
         return self._units

@@ -10,6 +10,7 @@ The optimizer works on ``self.tensor`` wherever it lies.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -132,18 +133,26 @@ class ShardStore:
         if not self._files:
             return
         self.drain()
-        after = [self.written] if self.written else []
+
+        def flush() -> None:
+            for file in list(self._files):
+                file.flush()
+
+        self.write(flush, [self.written] if self.written else [])
+
+    def write(self, work: Callable[[], None], after: Iterable[Event]) -> Event:
+        """Runs ``work`` on the writing thread; what it raises is told at the next touch of this shard."""
 
         def write() -> None:
             try:
-                for file in list(self._files):
-                    file.flush()
+                work()
             except FsdpvizError as error:
                 self._lost = error
                 raise
 
         stream = self._accelerator.stream(Lane.WRITE)
         self._flushed = stream.submit(loop_label("disk_write", self._unit), write, after)
+        return self._flushed
 
     def check(self) -> None:
         """Raises FsdpvizError where a write is known to have failed; waits for none."""

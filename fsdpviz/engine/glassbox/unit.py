@@ -71,7 +71,6 @@ class Unit:
         for held, shard in zip(self._held, pieces, strict=True):
             self._make_shards(held, shard)
         self.gradients = Gradients(name, trainable, context)
-        store.write_too(self.gradients.home_file)
         self.to_run: set[nn.Module] = set()  # modules of the unit that its forward has still to run
         self.in_backward = False  # between the gradient of its output and that of its last parameter
         self._show(full=False)
