@@ -165,7 +165,12 @@ class Scheduler:
         return self._before(Op.BACKWARD, unit)
 
     def after_backward(self, unit: str, *, reduces: bool = True) -> list[Event]:
-        """The unit's gradients are complete. ``reduces`` is False while gradients are only accumulated."""
+        """The unit's gradients are complete. ``reduces`` is False while gradients are only accumulated.
+
+        Nothing is to be done for a unit that waits for the end of backward already.
+        """
+        if unit in self._late:
+            return []
         events = self._free(unit)
         if reduces and self.policy.reduce_when == "end":
             self._late[unit] = None

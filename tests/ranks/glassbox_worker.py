@@ -17,6 +17,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from fsdpviz.engine.glassbox import CpuAccelerator, Policy, Pools, ShardedModel, ShardedOptimizer, Tier
 from fsdpviz.engine.glassbox.accelerator import Cargo, Event, Lane, Stream
+from fsdpviz.engine.glassbox.build import replayed_peaks
 from fsdpviz.engine.glassbox.wrapping import by_rule, by_size
 from fsdpviz.schedule import step_events
 
@@ -320,6 +322,7 @@ def order() -> dict[str, bool]:
         "keep": Policy(reshard_after_forward=False),
         "keep last": Policy(keep_last=2, forward_depth=2, backward_depth=2),
         "late": Policy(reduce_when="end", reduces_in_flight=1),
+        "late post": Policy(reduce_when="end", order="post"),
         "backward": Policy(optimizer_when="backward"),
         "host": Policy(parameters_on=Tier.HOST, gradients_on=Tier.HOST, optimizer_on=Tier.HOST),
     }
@@ -420,6 +423,64 @@ def resting_gradients() -> dict[str, list[float]]:
         found[f"{place} {rest}"] = differences
         model.close()
     return found
+
+
+@check
+def budgets() -> dict[str, Any]:
+    """By policy: the replayed peaks, the measured ones, the error under budgets of just those, and under less."""
+    found: dict[str, Any] = {}
+    names = ("device_bytes", "host_bytes", "disk_bytes")
+    with tempfile.TemporaryDirectory() as folder:
+        for seed in range(30 if dist.get_world_size() == 2 else 12):
+            policy = random_policy(random.Random(1000 + seed))
+            options: dict[str, Any] = {"disk_folder": folder, "param_dtype": torch.bfloat16 if seed % 3 == 0 else None}
+            model, optimizer = sharded(seeded(), policy, **options)
+            laid_out = {name: (unit.trainable, unit.frozen) for name, unit in model.units().items()}
+            state = {name: 4 * sum(shard.numel() for shard in held[0].shards) for name, held in laid_out.items()}
+            peaks = [replayed_peaks(laid_out, model.context, state)[tier] for tier in Tier]
+            train(model, optimizer, 3)
+            pools = model.accelerator.pools
+            measured = [pool.peak_bytes for pool in (pools.device, pools.host, pools.disk)]
+            model.close()
+            exact = CpuAccelerator(pools=Pools(*peaks))
+            held = error_of(partial(_trained_within, exact, policy, options))
+            refused = [
+                error_of(partial(_trained_within, CpuAccelerator(pools=Pools(**{name: peak - 1})), policy, options))
+                for name, peak in zip(names, peaks, strict=True)
+                if peak
+            ]
+            found[str(seed)] = [peaks, measured, held, refused]
+    return found
+
+
+def _trained_within(accelerator: CpuAccelerator, policy: Policy, options: dict[str, Any]) -> None:
+    try:
+        model, optimizer = sharded(seeded(), policy, accelerator=accelerator, **options)
+        train(model, optimizer, 3)
+        model.close()
+    finally:
+        accelerator.close()
+
+
+@check
+def schedule_of_the_inner_optimizer() -> float:
+    """A learning rate schedule wraps ``step`` of the optimizer it is given; units must step all the same."""
+    module = seeded()
+    reference = copy.deepcopy(module)
+    model = ShardedModel(module, policy=Policy(optimizer_when="backward"))
+    inner = sgd(model.parameters())
+    rates = torch.optim.lr_scheduler.StepLR(inner, 1, gamma=0.5)
+    optimizer = ShardedOptimizer(model, inner)
+    expected = sgd(reference.parameters())
+    expected_rates = torch.optim.lr_scheduler.StepLR(expected, 1, gamma=0.5)
+    for _ in range(3):
+        train(model, optimizer, 1)
+        train(reference, expected, 1, whole=True)
+        rates.step()
+        expected_rates.step()
+    difference = _apart(model, reference)
+    model.close()
+    return difference
 
 
 # -- jitter: no delay on any stream changes a bit

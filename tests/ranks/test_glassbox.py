@@ -95,6 +95,7 @@ ANY_WORLD = {
         {"offload": Offload(parameters=True), "glassbox": GlassBox(optimizer_on="disk")}, resharding()
     ),
     "disk": Case({"glassbox": ON_DISK}, resharding()),
+    "apart": Case({"glassbox": GlassBox(gradients_on="host", optimizer_on="disk")}, resharding()),
     "disk-in-backward": Case({"glassbox": ON_DISK.replace(optimizer_when="backward")} | ahead(2), resharding()),
     "links": Case(
         {"links": Links(intra_node=FAST, host_device=FAST), "offload": Offload(parameters=True)}, resharding()

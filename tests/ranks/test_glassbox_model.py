@@ -114,6 +114,25 @@ def test_memory_is_the_formula(two: dict[str, Any]) -> None:
     assert two["memory"]["host"] == [full + gradients + reduction, 0, SHARDS + momentum + SHARDS]
 
 
+def test_the_peak_in_each_tier_is_that_of_the_schedule_replayed(found: dict[str, Any]) -> None:
+    assert len(found["budgets"]) >= 10
+    for seed, (peaks, measured, _, _) in found["budgets"].items():
+        assert measured == peaks, seed
+
+
+def test_a_budget_of_the_peak_holds_and_a_byte_less_is_refused_beforehand(found: dict[str, Any]) -> None:
+    for seed, (peaks, _, held, refused) in found["budgets"].items():
+        assert held == "", seed
+        needed = [peak for peak in peaks if peak]
+        assert len(refused) == len(needed) > 0
+        for peak, answer in zip(needed, refused, strict=True):
+            assert f"needs {peak:,}. Raise the budget to that" in answer, seed
+
+
+def test_a_schedule_of_the_wrapped_optimizer_does_not_step_it_for_every_unit(found: dict[str, Any]) -> None:
+    assert found["schedule_of_the_inner_optimizer"] < FP32
+
+
 def test_parameters_gradients_and_state_each_lie_in_any_tier(two: dict[str, Any]) -> None:
     assert len(two["tiers"]) == 3 * 3 * 3 * 2
     for places, (difference, *left) in two["tiers"].items():

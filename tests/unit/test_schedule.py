@@ -114,6 +114,14 @@ def test_late_reductions_come_after_the_last_gradient() -> None:
     )
 
 
+def test_a_unit_that_waits_for_the_end_is_told_of_once() -> None:
+    scheduler = Scheduler(UNITS, replace(EAGER, reduce_when="end", order="post"))
+    scheduler.before_backward("b")
+    assert [str(e) for e in scheduler.after_backward("b")] == ["free(b)", "gather(a)"]
+    assert scheduler.after_backward("b") == []
+    assert "reduce(b)" in [str(e) for e in scheduler.end_backward()]
+
+
 def test_accumulation_gathers_again_and_reduces_once() -> None:
     events = step_events(UNITS, NAIVE, reduces=(False, True))
     counts = {op: sum(e.op is op for e in events) for op in Op}

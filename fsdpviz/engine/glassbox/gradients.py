@@ -186,13 +186,16 @@ class Gradients:
         self._release(going)
         self._going = None
 
-    def land(self, going: Reduction) -> None:
-        """Gives each shard parameter its piece of the reduced gradient, once; unused ones keep None."""
+    def land(self, going: Reduction, *, stays: bool = True) -> None:
+        """Gives each shard parameter its piece of the reduced gradient, once; unused ones keep None.
+
+        One that does not stay, since it is stepped with at once, is counted with its reduction.
+        """
         landed_T = going.shard_T if self._home_T is None else self._home_T  # noqa: N806
         if going.has_landed or landed_T is None:
             return
         going.has_landed = True
-        if self._home_T is None and not going.accumulates:
+        if self._home_T is None and not going.accumulates and stays:
             self._device.take(landed_T.nbytes)
             self._landed_bytes = landed_T.nbytes
         used = [full is not None for full in going.gradients]
@@ -250,7 +253,7 @@ class Gradients:
         visit.come()
 
         def land_and_step() -> None:
-            self.land(going)
+            self.land(going, stays=False)
             step()
 
         after = [*([going.done] if going.done else []), *visit.arrived]

@@ -91,7 +91,9 @@ class ShardedModel(nn.Module):
             mesh.world_size, self.precision.reduce, gradient_divide_factor, gradient_predivide_factor
         )
         self.disk_folder = Path(disk_folder or tempfile.gettempdir()) / f"rank{dist.get_rank()}"
-        context = UnitContext(self.accelerator, self.collectives, policy, self.precision, division, self.disk_folder)
+        self.context = context = UnitContext(
+            self.accelerator, self.collectives, policy, self.precision, division, self.disk_folder
+        )
         modules = dict(units(module) if callable(units) else units)
         self._units = build_units(module, modules, context)
         self.module = module

@@ -10,7 +10,7 @@ stream, and the next gather of the unit waits for it.
 from __future__ import annotations
 
 import copy
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from ...base.errors import FsdpvizError
 from ...base.labels import loop_label
 from ...schedule import Tier, crosses
 from .accelerator import Event, Lane
+from .build import check_memory
 from .model import ShardedModel
 from .storage import place, pool_of
 from .unit import Unit
@@ -57,6 +58,14 @@ class ShardedOptimizer(torch.optim.Optimizer):
         self._guests: dict[str, list[Guest]] = {}  # by unit: state that comes to the step
         if self._in_backward or self._by_turns:
             _check_per_parameter(optimizer)
+        units = model.units()
+        laid_out = {name: (unit.trainable, unit.frozen) for name, unit in units.items()}
+        per_element = self._state_bytes_per_element()
+        state_bytes = {
+            name: sum(shard.numel() * per_element.get(id(shard), 0) for shard in unit.trainable.shards)
+            for name, unit in units.items()
+        }
+        check_memory(laid_out, model.context, state_bytes)
         if self._in_backward:
             model.optimize_in_backward = self._step_behind
 
@@ -179,7 +188,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
     def _step_part(self, unit: Unit, visit: Visit) -> None:
         part = self._part_of(unit)
         visit.show()
-        part.step()
+        type(part).step(part)  # a learning rate schedule has put another ``step``, bound to the whole, on the instance
         visit.hide()
         self._settle_state(unit)
 
@@ -208,6 +217,26 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 else:
                     pool_of(accelerator, tier).take(value.nbytes)
                 self._settled.add((id(shard), key))
+
+    def _state_bytes_per_element(self) -> dict[int, int]:
+        """What state the optimizer will keep for each parameter: it is asked by a step of two elements.
+
+        Nothing is foreseen for an optimizer that mixes parameters.
+        """
+        if type(self._inner) not in PER_PARAMETER:
+            return {}
+        device = self._model.accelerator.device if self._model.policy.side is Tier.DEVICE else "cpu"
+        found: dict[int, int] = {}
+        for group in self._inner.param_groups:
+            probe = torch.nn.Parameter(torch.zeros(2, dtype=self._model.precision.shard, device=device))
+            probe.grad = torch.zeros_like(probe)
+            alone = copy.copy(self._inner)
+            alone.state, alone.param_groups = defaultdict(dict), [{**group, "params": [probe]}]
+            alone._optimizer_step_pre_hooks, alone._optimizer_step_post_hooks = OrderedDict(), OrderedDict()
+            type(alone).step(alone)
+            kept = [value for value in alone.state[probe].values() if isinstance(value, torch.Tensor) and value.dim()]
+            found |= dict.fromkeys(map(id, group["params"]), sum(value.element_size() for value in kept))
+        return found
 
     def _part_of(self, unit: Unit) -> torch.optim.Optimizer:
         """The inner optimizer over this unit's parameters alone: same state, today's learning rates."""
