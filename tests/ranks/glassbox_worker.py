@@ -15,6 +15,7 @@ import random
 import shutil
 import sys
 import tempfile
+import time
 import traceback
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -398,6 +399,39 @@ def tiers() -> dict[str, list[float]]:
     return found
 
 
+class _Direct(CpuAccelerator):
+    """Stands in for a device that reads files into its own memory: counts, and comes late."""
+
+    loads = 0
+
+    def open_direct(self, path: Path) -> Any:
+        return _DirectFile(self, path)
+
+
+class _DirectFile:
+    def __init__(self, accelerator: _Direct, path: Path) -> None:
+        self._accelerator, self._path = accelerator, path
+
+    def load(self, on_device: torch.Tensor) -> None:
+        self._accelerator.loads += 1
+        time.sleep(1e-3)
+        content = self._path.read_bytes()[: on_device.nbytes]
+        on_device.copy_(torch.frombuffer(bytearray(content), dtype=on_device.dtype))
+
+
+@check
+def direct_reads() -> dict[str, float]:
+    """Parameters read straight to the device: the difference from the reference, and how many reads there were."""
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for when in ("step", "backward"):
+            accelerator = _Direct(jitter=jitter(1))
+            policy = Policy(parameters_on=Tier.DISK, gradients_on=Tier.HOST, optimizer_when=when)  # type: ignore[arg-type]
+            found[when] = difference(seeded(), policy, accelerator=accelerator, disk_folder=folder)
+            found[f"{when}, reads"] = accelerator.loads
+    return found
+
+
 @check
 def resting_gradients() -> dict[str, list[float]]:
     """Gradients that rest on the other side: clipped, accumulated over two backwards, and dropped by zero_grad."""
@@ -431,7 +465,7 @@ def budgets() -> dict[str, Any]:
     found: dict[str, Any] = {}
     names = ("device_bytes", "host_bytes", "disk_bytes")
     with tempfile.TemporaryDirectory() as folder:
-        for seed in range(30 if dist.get_world_size() == 2 else 12):
+        for seed in range(16 if dist.get_world_size() == 2 else 6):
             policy = random_policy(random.Random(1000 + seed))
             options: dict[str, Any] = {"disk_folder": folder, "param_dtype": torch.bfloat16 if seed % 3 == 0 else None}
             model, optimizer = sharded(seeded(), policy, **options)

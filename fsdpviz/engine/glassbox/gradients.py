@@ -43,6 +43,7 @@ class Reduction:
     accumulates: bool  # onto shards of gradients that are there already
     flat_WT: torch.Tensor | None = None  # noqa: N815  # dtype of reduction
     shard_T: torch.Tensor | None = None  # noqa: N815  # dtype of reduction, then of the shard
+    summed_T: torch.Tensor | None = None  # noqa: N815  # what shard_T was cast from, perhaps on another stream
     done: Event | None = None
     has_landed: bool = False
     visit: Visit | None = None  # of optimizer state, for a step in backward
@@ -271,6 +272,7 @@ class Gradients:
         assert going.shard_T is not None
         if self._division.after != 1:
             going.shard_T.div_(self._division.after)
+        going.summed_T = going.shard_T
         going.shard_T = going.shard_T.to(self._precision.shard)
 
     def _issue(

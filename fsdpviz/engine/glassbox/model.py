@@ -145,6 +145,7 @@ class ShardedModel(nn.Module):
     def load_full_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
         """Takes this rank's shards from whole parameters and buffers, saved by any world size. All ranks call it."""
         self.abandon()
+        self.accelerator.compute_event().synchronize()  # copies in may still read what the host is about to write
         load_full_state_dict(self, state)
 
     def named_parameters(
