@@ -1,0 +1,7 @@
+"""What pyproject.toml cannot say: the one compiled module. Where there is no compiler it is left out, and traces open
+as before, only slower.
+"""
+
+from setuptools import Extension, setup
+
+setup(ext_modules=[Extension("fsdpviz.trace.kineto.scan", ["fsdpviz/trace/kineto/scan.pyx"], optional=True)])
