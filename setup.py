@@ -4,4 +4,11 @@ as before, only slower.
 
 from setuptools import Extension, setup
 
-setup(ext_modules=[Extension("fsdpviz.trace.kineto.scan", ["fsdpviz/trace/kineto/scan.pyx"], optional=True)])
+SCAN = Extension(
+    "fsdpviz.trace.kineto.scan",
+    ["fsdpviz/trace/kineto/scan.pyx"],
+    depends=["fsdpviz/trace/kineto/json_text.pxd"],
+    optional=True,
+)
+
+setup(ext_modules=[SCAN])

@@ -108,6 +108,7 @@ class _FileOfRaw(_File, rename="camel"):
 
 
 _EVENTS_DECODER: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[_EVENT])  # type: ignore[valid-type]
+_HEADER_DECODER = msgspec.json.Decoder(_File)
 _FILE_DECODER = msgspec.json.Decoder(_FileOfEvents)
 _EVENT_DECODER = msgspec.json.Decoder(_EVENT)
 _OPENING = b'{"traceEvents":['
@@ -346,9 +347,9 @@ def _header(file: _File) -> dict[str, Any]:
 
 def _header_in(text: bytes) -> dict[str, Any]:
     """What stands before the events; nothing where that is damaged beyond cleaning."""
-    for candidate in (text, clean(text)[0]):
+    for mended in (bytes, lambda damaged: clean(damaged)[0]):
         try:
-            return _header(msgspec.json.decode(candidate, type=_File))
+            return _header(_HEADER_DECODER.decode(mended(text)))
         except (msgspec.DecodeError, RecursionError):
             continue
     return {}
