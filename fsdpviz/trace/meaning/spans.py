@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 
 from ...base.kinds import COMMUNICATION, Kind
 from ...base.labels import Phase, parse_label
-from ..kineto.columns import Codes
+from ..kineto.columns import Coded, Codes
 from ..kineto.reader import Recording, Tensors
 from ..table import Note
 from . import gloo
@@ -49,6 +50,13 @@ _LINKS = re.compile(r"^fsdpviz::")
 def rank_tables(recording: Recording, rank: int, lane_names: Mapping[str, str] | None = None) -> RankTables:
     """The spans, lanes and steps of one recording, as ``rank``. ``lane_names`` are by thread id."""
     return _Rank(recording, rank).tables(lane_names or {})
+
+
+def use_once() -> None:
+    """Makes the tables of one span. See [Note: first use]."""
+    codes = dict.fromkeys(("category", "name", "process", "thread"), Coded(np.zeros(1, np.int32), ["cpu_op"]))
+    numbers = dict.fromkeys(("start_ns", "duration_ns", "correlation", "bytes"), np.zeros(1, np.int64))
+    rank_tables(Recording(Path(), codes, numbers, {}, {}, {}, {}, ()), 0)
 
 
 class _Rank:
