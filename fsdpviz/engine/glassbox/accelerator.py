@@ -86,6 +86,10 @@ class Accelerator(Protocol):
         """Host memory that the device can copy from and to, pinned where there is a device."""
         ...
 
+    def fail(self, error: BaseException) -> None:
+        """Whoever waits on the CPU, now or later, gets ``error``; for work that will never end."""
+        ...
+
     def close(self) -> None:
         """Ends threads. Work already submitted is done first."""
         ...

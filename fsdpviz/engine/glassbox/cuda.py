@@ -94,6 +94,10 @@ class CudaAccelerator:
     def host_empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(numel, dtype=dtype, pin_memory=True)
 
+    def fail(self, error: BaseException) -> None:
+        for thread in self._threads:
+            thread.fail(error)
+
     def close(self) -> None:
         torch.cuda.synchronize(self.device)
         for thread in self._threads:
