@@ -88,6 +88,12 @@ class Policy:
         return Tier.DEVICE if self.parameters_on is Tier.DEVICE else Tier.HOST
 
     @property
+    def small_ranks(self) -> int | None:
+        """Among how many ranks backward gathers what an integer ``reshard_after_forward`` keeps a part of."""
+        reshard = self.reshard_after_forward
+        return None if isinstance(reshard, bool) else reshard
+
+    @property
     def gradients_rest_on(self) -> Tier:
         """Where a reduced gradient waits for its step. One that is stepped with in backward goes there at once."""
         is_detour = self.optimizer_when == "backward" and crosses(self.gradients_on, self.side)
@@ -154,7 +160,7 @@ class Scheduler:
         stays = self.policy.reshard_after_forward is False or is_needed_soon
         if will_backward and stays:
             freed = []
-        elif will_backward and self._reshards_to_part:
+        elif will_backward and self.policy.small_ranks is not None:
             freed = self._let_go(Op.RESHARD, unit)
             self._resharded.add(unit)
         else:
@@ -202,11 +208,6 @@ class Scheduler:
         """Nothing is gathered or under way: what a step that raised leaves, once each unit has been given up."""
         for record in (self._gathered, self._resharded, self._reducing, self._late):
             record.clear()
-
-    @property
-    def _reshards_to_part(self) -> bool:
-        reshard = self.policy.reshard_after_forward
-        return reshard is not True and reshard is not False
 
     def _before(self, op: Op, unit: str) -> list[Event]:
         """Gather what is needed, then what comes next, then wait: the stream never idles while compute waits."""

@@ -161,16 +161,20 @@ class _ReplicaLink:
             self._range = None
 
 
-def gather_into(output: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup) -> None:
+def gather_into(
+    output: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup, *, async_op: bool = False
+) -> dist.Work | None:
     """All-gather by the name that this torch does not call deprecated. Collective over ``group``."""
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    gather(output, source, group=group)
+    return gather(output, source, group=group, async_op=async_op)
 
 
-def reduce_scatter(output: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup, op: Any) -> None:
+def reduce_scatter(
+    output: torch.Tensor, source: torch.Tensor, group: dist.ProcessGroup, op: Any, *, async_op: bool = False
+) -> dist.Work | None:
     """Reduce-scatter by the name that this torch does not call deprecated. Collective over ``group``."""
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    scatter(output, source, op=op, group=group)
+    return scatter(output, source, op=op, group=group, async_op=async_op)
 
 
 def sleep_until(deadline_ns: int) -> None:

@@ -7,7 +7,10 @@ has room for parameters and gradients alone. Where they could not be mounted it 
 from __future__ import annotations
 
 import copy
+import logging
+import os
 import sys
+import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,7 +19,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from glassbox_worker import data, error_of, fails_in_backward, fails_in_forward, mine, run, seeded, sgd, sharded, train
+from glassbox_worker import (
+    BLOCKS,
+    Net,
+    data,
+    error_of,
+    fails_in_backward,
+    fails_in_forward,
+    mine,
+    run,
+    seeded,
+    sgd,
+    sharded,
+    train,
+)
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -325,5 +341,108 @@ class _SpendsBudget(torch.autograd.Function):
         return grad_outputs[0], None
 
 
+# -- ranks that go different ways. What is left of such a model waits for ever in threads of its own.
+
+
+def diverging(prepare: Callable[[Net], None], policy: Policy | None = None, **options: Any) -> dict[str, Any]:
+    """The error of steps in which rank 1 alone has had ``prepare`` done to its module."""
+    dist.barrier()
+    module = seeded()
+    assert isinstance(module, Net)
+    model, optimizer = sharded(module, policy, **options)
+    model.collectives.agreement._period_s = 0.2
+    if dist.get_rank() == 1:
+        prepare(module)
+    found: dict[str, Any] = {"error": error_of(lambda: [one_step(model, optimizer, 0) for _ in range(200)])}
+    found["again"] = error_of(lambda: model(mine(data(0)[0])))
+    found["state"] = error_of(model.full_state_dict)
+    dist.barrier()
+    return found
+
+
+def skip(index: int) -> Callable[[Net], None]:
+    def skipping(module: Net) -> None:
+        block: Any = module.blocks[index]
+        module.blocks[index] = nn.Identity()
+        module.blocks[index].kept = block  # the unit is there and not called
+
+    return skipping
+
+
+def swap(module: Net) -> None:
+    """Units of equal size in another order: nothing waits, the data of two units is mixed."""
+    first, second = module.blocks[1], module.blocks[2]
+    module.blocks[1], module.blocks[2] = second, first
+
+
+@check
+def skips_a_unit() -> dict[str, Any]:
+    return diverging(skip(1))
+
+
+@check
+def skips_the_last_unit() -> dict[str, Any]:
+    return diverging(skip(BLOCKS - 1), Policy(forward_depth=0, backward_depth=0))
+
+
+@check
+def skips_on_one_stream() -> dict[str, Any]:
+    return diverging(skip(0), Policy.naive())
+
+
+@check
+def other_order() -> dict[str, Any]:
+    return diverging(swap)
+
+
+@check
+def diverges_in_replicas() -> dict[str, Any]:
+    return diverging(skip(2), sharding_degree=1)
+
+
+@check
+def diverges_in_hybrid() -> dict[str, Any] | None:
+    return diverging(skip(2), sharding_degree=2) if dist.get_world_size() == 4 else None
+
+
+@check
+def asks_for_the_state_alone() -> dict[str, Any]:
+    """Rank 1 does after one step what the others do not."""
+    model, optimizer = sharded(seeded())
+    one_step(model, optimizer, 0)
+    mine_alone = model.full_state_dict if dist.get_rank() == 1 else lambda: one_step(model, optimizer, 1)
+    error_of(mine_alone)
+    dist.barrier()
+    while model.collectives.agreement.verdict is None:
+        time.sleep(0.05)
+    return {"error": error_of(lambda: one_step(model, optimizer, 1))}
+
+
+@check
+def late_is_not_diverged() -> dict[str, Any]:
+    """The companion: a rank that comes late is waited for; who waits says for whom."""
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())
+    log = logging.getLogger("fsdpviz.engine.glassbox.agreement")
+    log.addHandler(handler)
+    model, optimizer = sharded(seeded())
+    agreement = model.collectives.agreement
+    agreement._period_s, agreement._patience_s = 0.1, 1.5
+    one_step(model, optimizer, 0)
+    if dist.get_rank() == 1:
+        time.sleep(4)
+    error = error_of(lambda: one_step(model, optimizer, 1))
+    log.removeHandler(handler)
+    model.close()
+    return {"error": error, "told": told}
+
+
+def leave() -> None:
+    """Threads that wait in diverged collectives would end the process with a signal."""
+    dist.barrier()
+    os._exit(0)
+
+
 if __name__ == "__main__":
-    run(CHECKS)
+    run(CHECKS, leave)

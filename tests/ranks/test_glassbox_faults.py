@@ -44,6 +44,14 @@ def disks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         subprocess.run(["umount", str(disk)], check=True)
 
 
+DIVERGING = ["diverges_in_hybrid", "skips_a_unit", "other_order"]
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory, disks: Path) -> dict[str, Any]:
+    return run_checks(tmp_path_factory.mktemp("four"), 4, "glassbox_faults_worker", str(disks), *DIVERGING)
+
+
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory: pytest.TempPathFactory, disks: Path) -> dict[str, Any]:
     return run_checks(tmp_path_factory.mktemp("faults"), 2, "glassbox_faults_worker", str(disks))
@@ -125,3 +133,48 @@ def test_the_model_is_as_new_after_a_step_that_raised(faults: dict[str, Any]) ->
         assert ("planted" in case["error"]) or ("budget" in case["error"] and "budget" in name), name
         assert case["left"] == [0, 0], name
         assert case["difference"] < FP32, name
+
+
+def verdicts(found: list[Any]) -> set[str]:
+    """What the ranks said, without what each says of itself."""
+    return {re.sub(r" \(rank \d\)$", "", rank["error"]) for rank in found}
+
+
+# depth 1 gathers the root and blocks.0 before the root's forward, blocks.1 before that of blocks.0, and so on
+DIVERGED = {
+    "skips_a_unit": "collective 4: rank 0 issued all_gather of blocks.2 at the forward of blocks.1; "
+    "rank 1 issued all_gather of blocks.2 at the forward of blocks.2",
+    "skips_the_last_unit": "collective 5: rank 0 issued all_gather of blocks.3 at the forward of blocks.3; "
+    "rank 1 issued all_gather of blocks.2 at the backward of blocks.2",
+    "skips_on_one_stream": "collective 2: rank 0 issued all_gather of blocks.0 at the forward of blocks.0; "
+    "rank 1 issued all_gather of blocks.1 at the forward of blocks.1",
+    "other_order": "collective 4: rank 0 issued all_gather of blocks.2 at the forward of blocks.1; "
+    "rank 1 issued all_gather of blocks.2 at the forward of blocks.2",
+    "diverges_in_replicas": "collective 5: rank 0 issued all_gather of blocks.3 at the forward of blocks.2; "
+    "rank 1 issued all_gather of blocks.3 at the forward of blocks.3",
+    "asks_for_the_state_alone": "collective 15: rank 0 issued all_gather of (root) at the forward of (root); "
+    "rank 1 issued all_gather of (root) for the state",
+}
+
+
+@pytest.mark.parametrize("name", DIVERGED)
+def test_ranks_that_diverge_are_named_on_every_rank(faults: dict[str, Any], name: str) -> None:
+    found = on_each(faults, name)
+    (said,) = verdicts(found)
+    assert f"ranks have diverged at {DIVERGED[name]}. Look for" in said
+    for rank in found:
+        assert all("ranks have diverged" in rank.get(later, said) for later in ("again", "state"))
+
+
+@pytest.mark.parametrize("name", DIVERGING)
+def test_of_four_ranks_the_odd_one_is_named_first(four: dict[str, Any], name: str) -> None:
+    (said,) = verdicts(on_each(four, name))
+    assert re.search(r"diverged at collective \d+: rank 1 issued [^;]+; ranks 0, 2, 3 issued ", said), said
+
+
+def test_a_rank_that_is_late_is_waited_for_and_told_of(faults: dict[str, Any]) -> None:
+    first, second = on_each(faults, "late_is_not_diverged")
+    assert first["error"] == second["error"] == ""
+    assert first["told"] and re.fullmatch(
+        r"rank 0 has issued 16 collectives, none for \d s; rank 1 has issued 14", first["told"][0]
+    )

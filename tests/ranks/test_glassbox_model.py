@@ -25,11 +25,13 @@ ROOT_SHARD, BLOCK_SHARD = 56, 156
 SHARDS = 4 * (ROOT_SHARD + BLOCKS * BLOCK_SHARD)  # bytes
 
 
-def run_checks(folder: Path, world: int, worker: str = "glassbox_worker", argument: str = "") -> dict[str, Any]:
-    """What the checks of ``worker`` found on rank 0 of ``world``, and under "ranks" on each rank."""
+def run_checks(
+    folder: Path, world: int, worker: str = "glassbox_worker", argument: str = "", *names: str
+) -> dict[str, Any]:
+    """What the checks of ``worker`` (those named, or all) found on rank 0 of ``world``; under "ranks" on each rank."""
     results, script = folder / "results.json", Path(__file__).with_name(f"{worker}.py")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-    command = [*torchrun, f"--log-dir={os.devnull}", str(script), str(results), argument or str(RUNS[world])]
+    command = [*torchrun, f"--log-dir={os.devnull}", str(script), str(results), argument or str(RUNS[world]), *names]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-8000:]

@@ -99,6 +99,10 @@ class Accelerator(Protocol):
         """The file at ``path``, or None for a device that reads through host memory."""
         ...
 
+    def fail(self, error: BaseException) -> None:
+        """Whoever waits on the CPU, now or later, gets ``error``; for work that will never end."""
+        ...
+
     def close(self) -> None:
         """Ends threads. Work already submitted is done first."""
         ...

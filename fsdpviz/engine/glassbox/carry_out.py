@@ -10,6 +10,8 @@ from ...base.labels import fsdp_label
 from ...schedule import Op
 from .unit import Unit
 
+COLLECTIVES = {Op.GATHER: "all_gather", Op.REDUCE: "reduce_scatter", Op.ALL_REDUCE: "all_reduce"}
+
 
 def carry_out(op: Op, unit: Unit, optimize: Callable[[Unit], None] | None) -> None:
     """Issues ``op``; ``optimize`` is the optimizer's step of one unit. Collective where the operation is."""

@@ -4,13 +4,19 @@
 A communicator runs its collectives one at a time, in the order issued, and every rank must issue the same order. Two
 streams on one group would queue behind each other on NCCL and deadlock on gloo. So gather, reduce and replicate have
 groups of their own, and all ranks make all groups, in one order.
+
+[Note: one group a size, on gloo]
+gloo ends the process, without a word to Python, where two ranks meet in one group with messages of different size. So
+each size has a group of its own: ranks that have diverged then wait, and waiting can be noticed, see ``agreement.py``.
 """
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,6 +26,9 @@ from ...experiment import Mesh
 from ...experiment.ranks import replicate_group, shard_group
 from ..links import gather_into, reduce_scatter
 from .accelerator import Cargo, Wire
+from .agreement import Agreement
+
+MOST_SIZES = 4  # groups of their own for so many sizes a stream; the others share one
 
 
 @dataclass
@@ -52,13 +61,24 @@ class Collectives:
         self.traffic = Traffic()
         shards = [shard_group(mesh, r) for r in range(0, mesh.world_size, mesh.shard)]
         replicas = [replicate_group(mesh, r) for r in range(mesh.shard)]
-        self._gather = _my_group(shards, rank)
-        self._reduce = _my_group(shards, rank)
-        self._replicate = _my_group(replicas, rank) if mesh.replicate > 1 else None
+        self.agreement = Agreement(rank, mesh.world_size)
+        self._training_thread = threading.current_thread()
+        self._gather = _Groups(shards, rank)
+        self._reduce = _Groups(shards, rank)
+        self._replicate = _Groups(replicas, rank) if mesh.replicate > 1 else None
         self._small = None
         if small_ranks is not None:
             parts = [group[i : i + small_ranks] for group in shards for i in range(0, mesh.shard, small_ranks)]
-            self._small = _my_group(parts, rank)
+            self._small = _Groups(parts, rank)
+
+    def separate(self, gathered: Iterable[int], reduced: Iterable[int]) -> None:
+        """Gives sizes, in bytes, groups of their own. Collective. See [Note: one group a size, on gloo]."""
+        sizes = sorted(set(reduced))
+        for groups in (self._gather, self._small):
+            _ = groups and groups.separate(sorted(set(gathered)))
+        self._reduce.separate(sizes)
+        if self._replicate is not None:
+            self._replicate.separate([size // self.mesh.shard for size in sizes])
 
     def named(self, collective: str) -> str:
         """What a range around a gather or a reduce-scatter is called: alone in its shard group, a rank only copies."""
@@ -69,7 +89,8 @@ class Collectives:
         if full.numel() == shard.numel():
             full.copy_(shard)
             return
-        gather_into(full, shard, cast(dist.ProcessGroup, self._small if small else self._gather))
+        groups = self._small if small and self._small is not None else self._gather
+        self._carry_out(lambda async_op: gather_into(full, shard, groups.of(full.nbytes), async_op=async_op))
         self.traffic.add("all_gather", full.nbytes)
 
     def reduce(self, shard: torch.Tensor, full: torch.Tensor) -> None:
@@ -77,24 +98,46 @@ class Collectives:
         if full.numel() == shard.numel():
             shard.copy_(full)
             return
-        reduce_scatter(shard, full, cast(dist.ProcessGroup, self._reduce), dist.ReduceOp.SUM)
+        group = self._reduce.of(full.nbytes)
+        self._carry_out(lambda async_op: reduce_scatter(shard, full, group, dist.ReduceOp.SUM, async_op=async_op))
         self.traffic.add("reduce_scatter", full.nbytes)
 
     def replicate(self, shard: torch.Tensor) -> None:
         """Sums the reduced shard over replicas, in place. Collective over the replicate group."""
-        dist.all_reduce(shard, group=self._replicate)
+        assert self._replicate is not None  # the mesh has replicas
+        group = self._replicate.of(shard.nbytes)
+        self._carry_out(lambda async_op: dist.all_reduce(shard, group=group, async_op=async_op))
         self.traffic.add("all_reduce", shard.nbytes)
 
     def sum_over_shards(self, value: torch.Tensor) -> None:
         """Sums a small tensor over the shard group, in place. To be run on the gather stream, whose group it uses."""
-        dist.all_reduce(value, group=self._gather)
+        self._carry_out(lambda async_op: dist.all_reduce(value, group=self._gather.of(0), async_op=async_op))
 
     def close(self) -> None:
         """Ends the groups, whose sockets would otherwise last as long as the job. Collective over all ranks."""
-        for group in (self._gather, self._reduce, self._replicate, self._small):
-            if group is not None:
-                dist.destroy_process_group(group)
-        self._gather = self._reduce = self._replicate = self._small = None
+        self.agreement.close()
+        for groups in (self._gather, self._reduce, self._replicate, self._small):
+            _ = groups and groups.close()
+
+    def _carry_out(self, issue: Callable[[bool], dist.Work | None]) -> None:
+        """Issues a collective and waits for it. Where that is the training thread's own work, it can be freed."""
+        if not self._gather.on_gloo or threading.current_thread() is not self._training_thread:
+            issue(False)
+            return
+        work, error, ended = issue(True), [], threading.Event()
+
+        def wait() -> None:
+            try:
+                _ = work and work.wait()
+            except RuntimeError as raised:
+                error.append(raised)
+            ended.set()
+
+        threading.Thread(target=wait, name="collective", daemon=True).start()
+        while not ended.wait(1.0):
+            self.agreement.check()
+        if error:
+            raise error[0]
 
     def gather_cargo(self, full_bytes: int, *, small: bool = False) -> Cargo:
         ranks = self.small_ranks if small and self.small_ranks else self.mesh.shard
@@ -105,6 +148,30 @@ class Collectives:
 
     def replicate_cargo(self, shard_bytes: int) -> Cargo:
         return Cargo(Wire.INTER_NODE, 2 * shard_bytes * (self.mesh.replicate - 1) / self.mesh.replicate)
+
+
+class _Groups:
+    """The groups of one stream: one for everything, and on gloo one more a size."""
+
+    def __init__(self, ranks: list[list[int]], rank: int) -> None:
+        self._ranks, self._rank = ranks, rank
+        self._made = [_my_group(ranks, rank)]
+        self._by_size: dict[int, Any] = {}
+        self.on_gloo = dist.get_backend(self._made[0]) == "gloo"
+
+    def separate(self, sizes: Iterable[int]) -> None:
+        if self.on_gloo and len(self._ranks[0]) > 1:
+            for size in list(sizes)[:MOST_SIZES]:
+                self._by_size[size] = _my_group(self._ranks, self._rank)
+                self._made.append(self._by_size[size])
+
+    def of(self, size_bytes: int) -> Any:
+        return self._by_size.get(size_bytes, self._made[0])
+
+    def close(self) -> None:
+        for group in self._made:
+            dist.destroy_process_group(group)
+        self._made.clear()
 
 
 def _my_group(groups: list[list[int]], rank: int) -> Any:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from queue import SimpleQueue
@@ -35,8 +36,9 @@ class CpuEvent:
         self._error: BaseException | None = None
 
     def end(self, error: BaseException | None = None) -> None:
-        self._error = error
-        self._ended.set()
+        if not self._ended.is_set():  # a stream that failed has ended it before its work does
+            self._error = error
+            self._ended.set()
 
     def wait(self) -> None:
         self._ended.wait()
@@ -83,6 +85,8 @@ class CpuStream:
         self._lane, self._wires, self._jitter, self._device = lane, wires, jitter, device
         self._queue: SimpleQueue[tuple[str, Callable[[], None], tuple[Event, ...], Cargo | None, CpuEvent] | None]
         self._queue = SimpleQueue()
+        self._pending: deque[CpuEvent] = deque()
+        self._failure: BaseException | None = None
         is_up = threading.Event()
         threads = torch.get_num_threads()  # a new thread would take all cores
         self._thread = threading.Thread(target=self._run, args=(threads, is_up), name=lane.value, daemon=True)
@@ -93,12 +97,22 @@ class CpuStream:
         self, label: str, work: Callable[[], None], after: Iterable[Event] = (), cargo: Cargo | None = None
     ) -> CpuEvent:
         event = CpuEvent()
+        self._pending.append(event)
+        if self._failure is not None:
+            event.end(self._failure)
         self._queue.put((label, work, tuple(after), cargo, event))
         return event
 
+    def fail(self, error: BaseException) -> None:
+        """Whoever waits for this stream gets ``error``: its thread is in a collective that will never end."""
+        self._failure = error
+        for event in list(self._pending):
+            event.end(error)
+
     def close(self) -> None:
         self._queue.put(None)
-        self._thread.join()
+        if self._failure is None:
+            self._thread.join()
 
     def _run(self, threads: int, is_up: threading.Event) -> None:
         torch.set_num_threads(threads)
@@ -118,6 +132,7 @@ class CpuStream:
                 event.end(error)
             else:
                 event.end()
+            self._pending.popleft()
             del item, work, after, event  # the thread must not keep buffers alive while it idles
 
 
@@ -180,6 +195,10 @@ class CpuAccelerator:
 
     def open_direct(self, path: Path) -> DirectLoad | None:
         return None  # device memory is host memory
+
+    def fail(self, error: BaseException) -> None:
+        for stream in self._streams.values():
+            stream.fail(error)
 
     def close(self) -> None:
         for stream in self._streams.values():

@@ -132,6 +132,10 @@ class CudaAccelerator:
     def open_direct(self, path: Path) -> DirectFile | None:
         return DirectFile(path) if self._direct_storage else None
 
+    def fail(self, error: BaseException) -> None:
+        for thread in self._threads:
+            thread.fail(error)
+
     def close(self) -> None:
         for thread in self._threads:
             thread.close()

@@ -75,6 +75,11 @@ class Gradients:
         self.when_complete: Callable[[], None] = _nothing
 
     @property
+    def full_bytes(self) -> int:
+        """What one reduce-scatter of the unit takes."""
+        return self._region.full_numel * self._precision.reduce.itemsize
+
+    @property
     def are_complete(self) -> bool:
         return self._arrived >= len(self._region.slots)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import tempfile
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from enum import StrEnum
@@ -30,10 +31,10 @@ from torch.utils._pytree import tree_leaves, tree_map
 from ...base.errors import FsdpvizError
 from ...base.labels import ROOT, fsdp_label
 from ...experiment import Mesh
-from ...schedule import Event, Policy, Scheduler
+from ...schedule import Event, Op, Policy, Scheduler
 from .accelerator import Accelerator
 from .build import accelerator_of, build_units, check_parameters
-from .carry_out import carry_out
+from .carry_out import COLLECTIVES, carry_out
 from .collectives import Collectives
 from .held import UnitContext
 from .precision import Division, Precision, cast
@@ -84,9 +85,7 @@ class ShardedModel(nn.Module):
         self.accelerator = accelerator or accelerator_of(module, policy)
         dtype = check_parameters(module, self.accelerator.device)
         self.precision = Precision.of(dtype, param_dtype, reduce_dtype, output_dtype)
-        reshard = policy.reshard_after_forward
-        small = None if isinstance(reshard, bool) else reshard
-        self.collectives = Collectives(mesh, dist.get_rank(), small_ranks=small)
+        self.collectives = Collectives(mesh, dist.get_rank(), small_ranks=policy.small_ranks)
         division = Division.of(
             mesh.world_size, self.precision.reduce, gradient_divide_factor, gradient_predivide_factor
         )
@@ -95,17 +94,26 @@ class ShardedModel(nn.Module):
             self.accelerator, self.collectives, policy, self.precision, division, self.disk_folder
         )
         modules = dict(units(module) if callable(units) else units)
-        self._units = build_units(module, modules, context)
+        try:
+            self._units = build_units(module, modules, context)
+        except BaseException:
+            self.collectives.close()
+            raise
+        reduced = [unit.gradients.full_bytes for unit in self._units.values()]
+        self.collectives.separate([unit.full_bytes for unit in self._units.values()], reduced)
+        self.collectives.agreement.when_diverged = self.accelerator.fail
+        weakref.finalize(self, self.collectives.agreement.close)
         self.module = module
 
         names = [ROOT, *(name for name in modules if name in self._units)]
         self._scheduler = Scheduler(names, policy, replicas=mesh.replicate)
-        self._pass = Pass.IDLE
+        self._pass, self._at = Pass.IDLE, ROOT
         self._reduces = True
         self.optimize_in_backward: Callable[[Unit], None] | None = None  # set by ShardedOptimizer
         self.issued: list[Event] | None = None  # a list here is filled with what is carried out
         for name, unit in self._units.items():
-            unit.gradients.when_complete = lambda unit=unit: self._gradients_complete(unit)
+            if not unit.frozen.region.slots:  # one that has some waits for its inputs' gradients too
+                unit.gradients.when_complete = lambda unit=unit: self._after_backward(unit)
             if name != ROOT:
                 self._hook(unit, modules[name])
 
@@ -114,6 +122,7 @@ class ShardedModel(nn.Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if self._pass is not Pass.IDLE:
             self.abandon()  # the last step raised
+        self.collectives.agreement.check()
         self._pass = Pass.FORWARD
         try:
             with record_function(fsdp_label("pre_forward", ROOT)):
@@ -181,6 +190,7 @@ class ShardedModel(nn.Module):
 
     def check_writes(self, *, wait: bool = False) -> None:
         """Raises FsdpvizError where the disk tier is known to have lost a write, or, with ``wait``, has lost one."""
+        self.collectives.agreement.check()
         for unit in self._units.values():
             _ = unit.store.drain() if wait else unit.store.check()
 
@@ -256,10 +266,6 @@ class ShardedModel(nn.Module):
         if unit.in_backward and unit.gradients.are_complete:
             self._after_backward(unit)
 
-    def _gradients_complete(self, unit: Unit) -> None:
-        if not unit.frozen.region.slots:
-            self._after_backward(unit)
-
     def _after_backward(self, unit: Unit) -> None:
         unit.in_backward = False
         with record_function(fsdp_label("post_backward_reduce", unit.name)):
@@ -274,12 +280,17 @@ class ShardedModel(nn.Module):
             self._carry_out(self._scheduler.end_backward())
             for unit in self._units.values():
                 unit.gradients.end_backward()
+        self.collectives.agreement.check()
         self._pass = Pass.IDLE
 
     def _carry_out(self, events: list[Event]) -> None:
+        self._at = next((event.unit for event in events if event.op in (Op.FORWARD, Op.BACKWARD)), self._at)
         for event in events:
             unit = self._units.get(event.unit)
             if unit is not None:
+                if event.op in COLLECTIVES:
+                    what = f"{COLLECTIVES[event.op]} of {event.unit} at the {self._pass} of {self._at}"
+                    self.collectives.agreement.note(what)
                 carry_out(event.op, unit, self.optimize_in_backward)
                 if self.issued is not None:
                     self.issued.append(event)

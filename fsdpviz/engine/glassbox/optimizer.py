@@ -122,6 +122,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
         norms = torch.stack([torch.linalg.vector_norm(g.float(), norm_type) for g in gradients] or [torch.zeros(())])
         total = (norms**norm_type).sum().to(model.accelerator.device)
         if model.collectives.mesh.shard > 1:
+            model.collectives.agreement.note("all_reduce of the norm")
             stream = model.accelerator.stream(Lane.GATHER)
             after = [model.accelerator.compute_event()]
             stream.submit(loop_label("norm"), lambda: model.collectives.sum_over_shards(total), after).wait()

@@ -63,6 +63,7 @@ def _load_piece(model: ShardedModel, held: Held, slot: Slot, shard: torch.Tensor
 
 def _gathered(model: ShardedModel, unit: str, held: Held, shard: torch.Tensor) -> torch.Tensor:
     device = model.accelerator.device
+    model.collectives.agreement.note(f"all_gather of {unit} for the state")
     full = torch.empty(held.region.full_numel, dtype=shard.dtype, device=device)
     on_device = shard.to(device)
     event = model.accelerator.stream(Lane.GATHER).submit(
