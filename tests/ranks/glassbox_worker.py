@@ -488,12 +488,25 @@ def budgets() -> dict[str, Any]:
 
 
 def _trained_within(accelerator: CpuAccelerator, policy: Policy, options: dict[str, Any]) -> None:
+    model = None
     try:
-        model, optimizer = sharded(seeded(), policy, accelerator=accelerator, **options)
-        train(model, optimizer, 3)
-        model.close()
+        model = ShardedModel(seeded(), policy=policy, accelerator=accelerator, **options)
+        train(model, ShardedOptimizer(model, sgd(model.parameters())), 3)
     finally:
+        if model is not None:
+            model.close()
         accelerator.close()
+
+
+@check
+def threads_left() -> list[int]:
+    """Threads of this process, gloo's included, before and after models that trained or were refused."""
+    before = len(list(Path("/proc/self/task").iterdir()))
+    for device_bytes in (None, 100):
+        accelerator = CpuAccelerator(pools=Pools(device_bytes=device_bytes))
+        answer = error_of(partial(_trained_within, accelerator, Policy(), {}))
+        assert bool(answer) == (device_bytes is not None), answer
+    return [before, len(list(Path("/proc/self/task").iterdir()))]
 
 
 @check

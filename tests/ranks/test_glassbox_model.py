@@ -131,6 +131,11 @@ def test_a_budget_of_the_peak_holds_and_a_byte_less_is_refused_beforehand(found:
             assert f"needs {peak:,}. Raise the budget to that" in answer, seed
 
 
+def test_a_closed_or_refused_model_leaves_no_thread(found: dict[str, Any]) -> None:
+    before, after = found["threads_left"]
+    assert after == before
+
+
 def test_a_schedule_of_the_wrapped_optimizer_does_not_step_it_for_every_unit(found: dict[str, Any]) -> None:
     assert found["schedule_of_the_inner_optimizer"] < FP32
 
