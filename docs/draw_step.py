@@ -14,7 +14,7 @@ import polars as pl
 
 import fsdpviz
 from fsdpviz.base.kinds import Kind
-from fsdpviz.experiment import Data, Experiment, GlassBox, Link, Links, Mesh, Mlp, Offload, Prefetch, Steps
+from fsdpviz.experiment import Data, Experiment, GlassBox, Link, Links, Mesh, Mlp, Offload, Optimizer, Prefetch, Steps
 from fsdpviz.view.palette import KIND_STYLES
 
 PICTURE = Path(__file__).parent / "images" / "glassbox_step.svg"
@@ -26,6 +26,7 @@ STEP = Experiment(
     prefetch=Prefetch(forward=1, backward=1),
     offload=Offload(parameters=True),
     glassbox=GlassBox(optimizer_when="backward", keep_last=1),
+    optimizer=Optimizer(name="adamw", lr=1e-3),
     data=Data(batch_size=4096),
     steps=Steps(warmup=2, measured=2),
     links=Links(intra_node=Link(bandwidth_gbps=0.08), host_device=Link(bandwidth_gbps=0.06)),
@@ -48,7 +49,7 @@ def step_spans(trace: fsdpviz.Recording) -> pl.DataFrame:
             lane_name=pl.when(pl.col("lane_name").is_in(LANES)).then("lane_name").otherwise(pl.lit("compute")),
             end_ns=pl.col("start_ns") + pl.col("duration_ns"),
         )
-        .filter(pl.col("duration_ns") > 200_000)
+        .filter(pl.col("duration_ns") > 50_000)
         .sort("start_ns")
     )
     origin = bars["start_ns"].min()
@@ -86,11 +87,11 @@ def drawn(bars: pl.DataFrame, provenance: str) -> str:
     y = TOP + ROW * len(LANES) + 16
     for mark_ms in range(0, int(span_ns / 1e6) + 1, 50):
         parts.append(f'<text x="{LEFT + mark_ms * 1e6 * scale:.1f}" y="{y}">{mark_ms} ms</text>')
-    x = 330
+    x = 330.0
     for kind in KINDS:
         parts.append(f'<rect x="{x}" y="8" width="10" height="10" fill="{KIND_STYLES[kind].fill}"/>')
         parts.append(f'<text x="{x + 14}" y="17">{KIND_STYLES[kind].words}</text>')
-        x += 105
+        x += 34 + 5.5 * len(KIND_STYLES[kind].words)
     return "\n".join([*parts, "</svg>", ""])
 
 
