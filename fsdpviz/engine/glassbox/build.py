@@ -58,7 +58,7 @@ def replayed_peaks(
         for name, (trainable, frozen) in laid_out.items()
     }
     replicas = collectives.mesh.replicate
-    return Replay(sizes, context.policy, replicas=replicas, small_ranks=collectives.small_ranks).peaks()
+    return Replay(sizes, context.policy, replicas=replicas).peaks()
 
 
 def check_memory(

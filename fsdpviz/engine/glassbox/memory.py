@@ -56,25 +56,15 @@ class _Tally:
 
 
 class Replay:
-    """One step of ``units``, by name in forward order, replayed. ``peaks()`` are the bytes at most in each tier.
+    """One step of ``units``, by name in forward order, replayed. ``peaks()`` are the bytes at most in each tier."""
 
-    ``small_ranks`` as in Collectives: among how many ranks backward gathers what an integer reshards to.
-    """
-
-    def __init__(
-        self,
-        units: Mapping[str, UnitBytes],
-        policy: Policy,
-        *,
-        replicas: int = 1,
-        small_ranks: int | None = None,
-    ) -> None:
-        self._units, self._policy, self._small_ranks = units, policy, small_ranks
+    def __init__(self, units: Mapping[str, UnitBytes], policy: Policy, *, replicas: int = 1) -> None:
+        self._units, self._policy = units, policy
         self._tally = _Tally()
         self._gathered: set[str] = set()
         self._parts: set[str] = set()
         self._staged: set[str] = set()
-        self._visiting: dict[str, bool] = {}  # unit: with its gradient
+        self._visiting: dict[str, bool] = {}  # units whose guests are here; True: their gradients too
         for unit in units.values():
             self._tally.add(policy.parameters_on, unit.shard)
             self._tally.add(policy.optimizer_on, unit.state)
@@ -142,8 +132,8 @@ class Replay:
             self._tally.add(Tier.DEVICE, -self._part_bytes(unit))
 
     def _part_bytes(self, unit: UnitBytes) -> int:
-        assert self._small_ranks is not None  # an integer reshard_after_forward
-        return unit.full // self._small_ranks
+        assert self._policy.small_ranks is not None  # an integer reshard_after_forward
+        return unit.full // self._policy.small_ranks
 
     # -- the step, see visits.py
 

@@ -60,11 +60,8 @@ class Unit:
         self.state = State.SHARDED
         self.trainable, self.frozen = trainable, frozen
         self._held = [held for held in (trainable, frozen) if held.region.slots]
-        self._accelerator, self._collectives, self._dtype = (
-            context.accelerator,
-            context.collectives,
-            context.precision.param,
-        )
+        self._accelerator, self._collectives = context.accelerator, context.collectives
+        self._dtype = context.precision.param  # of the full buffer
         self._gathered: Event | None = None  # lives from gather to wait
         self._part: torch.Tensor | None = None  # 1/n of the full buffer; lives from reshard to the next wait
         pieces = store.tensor.split([held.region.shard_numel for held in self._held]) if self._held else ()
@@ -79,12 +76,6 @@ class Unit:
     def full_bytes(self) -> int:
         """What one gather of the unit makes."""
         return sum(held.region.full_numel for held in self._held) * self._dtype.itemsize
-
-    def read(self) -> None:
-        self.store.read()
-
-    def copy_in(self) -> None:
-        self.store.bring_in()
 
     def gather(self) -> None:
         """Issues the all-gather of the shards, or of the kept parts among n ranks. Collective over that group."""
