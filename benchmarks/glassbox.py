@@ -190,8 +190,12 @@ def overlap(count: int) -> dict[str, Any]:
     wire_bytes = 4 * (width * width + width) / 2
     links = Links(intra_node=Link(bandwidth_gbps=wire_bytes / gather_ms / 1e6))
     models, steps = {}, {}
-    for name, depth in (("depth_0", 0), ("depth_1", 1)):
-        policy = Policy(forward_depth=depth, backward_depth=depth)
+    policies = {
+        "depth_0": Policy(forward_depth=0, backward_depth=0),
+        "depth_1": Policy(),
+        "depth_1_kept": Policy(keep_last=2),  # the same memory: as many as depth 1 gathers at once
+    }
+    for name, policy in policies.items():
         steps[name], models[name] = glassbox(stack(blocks, width), inputs, policy, links)
     steps["compute"] = compute_alone(blocks, width, inputs)
     waited: dict[str, list[float]] = {name: [] for name in steps}
@@ -224,8 +228,10 @@ def overlap(count: int) -> dict[str, Any]:
         "exposed_depth_0_ms": round(statistics.median(waited["depth_0"]), 3),
         "exposed_depth_1_ms": round(statistics.median(waited["depth_1"]), 3),
         "exposed_depth_1_over_0": ratio(waited, "depth_1", "depth_0"),
+        "exposed_depth_1_kept_over_0": ratio(waited, "depth_1_kept", "depth_0"),
         "floor_exposed_depth_1_over_0": round(2 / (2 * blocks), 3),
         "over_max_compute_link": over(times, "depth_1", lambda compute_ms: max(compute_ms, link_ms)),
+        "kept_over_max_compute_link": over(times, "depth_1_kept", lambda compute_ms: max(compute_ms, link_ms)),
         "over_max_and_ends": over(times, "depth_1", lambda compute_ms: max(compute_ms, link_ms) + ends_ms),
         "over_max_ends_and_side_cpu": over(
             times, "depth_1", lambda compute_ms: max(compute_ms + side_ms, link_ms) + ends_ms
