@@ -1,12 +1,13 @@
 """What the glass box costs and what its overlap gains, on two CPU ranks. One JSON object a line.
 
-    python benchmarks/glassbox.py [--steps 30]
+    python benchmarks/glassbox.py [--steps 15]
 
 ``plain``     step time without links beside FSDP2's, plain and with async unshard; steps alternate between engines
 ``overlap``   an emulated link on which one gather takes 0.8 of a block's forward: exposed gather time at depths 0
-              and 1, and the bound that no schedule beats, max(compute, link)
+              and 1, and the bounds by hand: max(compute, link), and that with the ends that nothing can hide
 ``offload``   parameters, gradients and optimizer on the host behind an emulated PCIe link: the overlapped pipeline
-              beside the same engine in FSDP2's order (optimizer after backward, nothing ahead), and the floor
+              beside the same engine in FSDP2's order (optimizer after backward, one ahead in backward), and the
+              floors. A copy takes 1.2 of a block's forward; ``offload_fast``: 0.8
 ``overhead``  the training thread's own time in a step of many tiny units, in µs a unit; waiting is not counted
 """
 
@@ -34,6 +35,7 @@ from fsdpviz.engine.glassbox.unit import Unit
 from fsdpviz.experiment import Link, Links
 
 Step = Callable[[], None]
+KEPT = 4  # blocks that the offload pipeline keeps for backward: as many as its depth gathers at once
 
 
 class Stack(nn.Module):
@@ -41,7 +43,7 @@ class Stack(nn.Module):
 
     def __init__(self, blocks: int, width: int) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(blocks))
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(blocks))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         for block in self.blocks:
@@ -162,74 +164,126 @@ def block_forward_s(module: Stack, inputs: torch.Tensor) -> float:
     return mean.item() / dist.get_world_size()
 
 
+def compute_alone(blocks: int, width: int, inputs: torch.Tensor) -> Step:
+    """The same step without shards: what the compute of one rank takes while the other computes too."""
+    module = stack(blocks, width)
+    return stepper(module, torch.optim.AdamW(module.parameters(), lr=1e-3), inputs)
+
+
+def over(times: dict[str, list[float]], name: str, bound_ms: Callable[[float], float]) -> float:
+    """The median of a step's time over the bound, which follows from the compute measured right beside it."""
+    paired = zip(times[name], times["compute"], strict=True)
+    return round(statistics.median(step_ms / bound_ms(compute_ms) for step_ms, compute_ms in paired), 3)
+
+
 def overlap(count: int) -> dict[str, Any]:
-    blocks, width = 16, 512  # a step's first gather, and backward's, are exposed at any depth: 2 of 2 × blocks
-    inputs = torch.randn(1536, width)
+    """A gather takes 0.8 f, f being a block's forward. On one wire, n blocks are gathered twice and reduced once:
+
+    link = 2.4 n f, compute = 3 n f, and a schedule can hide all of the link except its ends: the first gather of
+    forward, the first of backward (the last block was freed just before), the last reduction: 2.4 f. On a CPU the
+    real transfers take their copying from the cores that compute, which a GPU and its network card do not: side_cpu.
+    """
+    blocks, width = 20, 384  # many samples a weight: the real transfers stay small beside compute
+    inputs = torch.randn(8192, width)
     forward_s = block_forward_s(stack(blocks, width), inputs)
-    gather_s = 0.8 * forward_s
+    gather_ms = 0.8 * forward_s * 1e3
     wire_bytes = 4 * (width * width + width) / 2
-    links = Links(intra_node=Link(bandwidth_gbps=wire_bytes / gather_s / 1e9))
-    result: dict[str, Any] = {"block_forward_ms": round(forward_s * 1e3, 3), "gather_ms": round(gather_s * 1e3, 3)}
+    links = Links(intra_node=Link(bandwidth_gbps=wire_bytes / gather_ms / 1e6))
     models, steps = {}, {}
-    for name, depth in (("depth_0", 0), ("depth_1", 1)):
-        step, models[name] = glassbox(
-            stack(blocks, width), inputs, Policy(forward_depth=depth, backward_depth=depth), links
-        )
-        steps[name] = step
+    policies = {
+        "depth_0": Policy(forward_depth=0, backward_depth=0),
+        "depth_1": Policy(),
+        "depth_1_kept": Policy(keep_last=2),  # the same memory: as many as depth 1 gathers at once
+    }
+    for name, policy in policies.items():
+        steps[name], models[name] = glassbox(stack(blocks, width), inputs, policy, links)
+    steps["compute"] = compute_alone(blocks, width, inputs)
     waited: dict[str, list[float]] = {name: [] for name in steps}
-    step_ms: dict[str, list[float]] = {name: [] for name in steps}
-    for index in range(count + 3):
-        for name, step in steps.items():
-            dist.barrier()
+    side_cpu_ms: dict[str, list[float]] = {name: [] for name in steps}
+
+    def counted(name: str, step: Step) -> Step:
+        def run() -> None:
+            started_s = time.process_time() - time.thread_time()
             with WaitClock() as clock:
-                start = time.perf_counter()
                 step()
-                if index >= 3:
-                    step_ms[name].append((time.perf_counter() - start) * 1e3)
-                    waited[name].append(clock.waited_s * 1e3)
+            waited[name].append(clock.waited_s * 1e3)
+            side_cpu_ms[name].append((time.process_time() - time.thread_time() - started_s) * 1e3)
+
+        return run
+
+    times = paired_ms({name: counted(name, step) for name, step in steps.items()}, count)
+    waited = {name: values[-count:] for name, values in waited.items()}
     for model in models.values():
         model.close()
-    alone = stack(blocks, width)
-    compute = paired_ms({"compute": stepper(alone, torch.optim.AdamW(alone.parameters(), lr=1e-3), inputs)}, count)
-    compute_ms = statistics.median(compute["compute"])
-    link_ms = gather_s * 1e3 * blocks * 3  # gathered twice and reduced once, all on one wire
-    bound_ms = max(compute_ms, link_ms) + gather_s * 1e3 * 2  # the first gather and the last reduction hide nowhere
-    return result | {
-        **medians(step_ms),
+    link_ms = 3 * blocks * gather_ms
+    ends_ms = 3 * gather_ms
+    side_ms = statistics.median(side_cpu_ms["depth_1"][-count:])
+    return {
+        "block_forward_ms": round(forward_s * 1e3, 3),
+        "gather_ms": round(gather_ms, 3),
+        **medians(times),
+        "link_ms": round(link_ms, 3),
+        "ends_ms": round(ends_ms, 3),
+        "side_cpu_ms": round(side_ms, 3),
         "exposed_depth_0_ms": round(statistics.median(waited["depth_0"]), 3),
         "exposed_depth_1_ms": round(statistics.median(waited["depth_1"]), 3),
-        "exposed_frac": ratio(waited, "depth_1", "depth_0"),
-        "compute_ms": round(compute_ms, 3),
-        "bound_ms": round(bound_ms, 3),
-        "over_bound": round(statistics.median(step_ms["depth_1"]) / bound_ms, 3),
+        "exposed_depth_1_over_0": ratio(waited, "depth_1", "depth_0"),
+        "exposed_depth_1_kept_over_0": ratio(waited, "depth_1_kept", "depth_0"),
+        "floor_exposed_depth_1_over_0": round(2 / (2 * blocks), 3),
+        "over_max_compute_link": over(times, "depth_1", lambda compute_ms: max(compute_ms, link_ms)),
+        "kept_over_max_compute_link": over(times, "depth_1_kept", lambda compute_ms: max(compute_ms, link_ms)),
+        "over_max_and_ends": over(times, "depth_1", lambda compute_ms: max(compute_ms, link_ms) + ends_ms),
+        "over_max_ends_and_side_cpu": over(
+            times, "depth_1", lambda compute_ms: max(compute_ms + side_ms, link_ms) + ends_ms
+        ),
     }
 
 
-def offload(count: int) -> dict[str, Any]:
-    blocks, width = 8, 512
-    inputs = torch.randn(2048, width)
-    forward_s = block_forward_s(stack(blocks, width), inputs)
+def offload(count: int, copy_in: float = 1.2) -> dict[str, Any]:
+    """A gather takes 0.4 f, the copy of a shard over PCIe ``copy_in`` × f, each way.
+
+    No schedule beats max(compute, all copies in), and none hides the first copy and gather, nor the last reduction,
+    copy out, and step.
+    """
+    blocks, width = 12, 384
+    inputs = torch.randn(8192, width)
+    forward_ms = block_forward_s(stack(blocks, width), inputs) * 1e3
     shard_bytes = 4 * (width * width + width) / 2
     links = Links(
-        intra_node=Link(bandwidth_gbps=shard_bytes / (0.4 * forward_s) / 1e9),
-        host_device=Link(bandwidth_gbps=shard_bytes / (0.8 * forward_s) / 1e9),
+        intra_node=Link(bandwidth_gbps=shard_bytes / (0.4 * forward_ms) / 1e6),
+        host_device=Link(bandwidth_gbps=shard_bytes / (copy_in * forward_ms) / 1e6),
     )
     on_host: dict[str, Any] = {"parameters_on": Tier.HOST, "gradients_on": Tier.HOST, "optimizer_on": Tier.HOST}
-    ahead = Policy(forward_depth=2, backward_depth=2, optimizer_when="backward", reduces_in_flight=4, **on_host)
+    ahead = Policy(
+        forward_depth=3,
+        backward_depth=3,
+        keep_last=KEPT,
+        optimizer_when="backward",
+        reduces_in_flight=4,
+        **on_host,
+    )
     behind = Policy(forward_depth=0, backward_depth=1, optimizer_when="step", **on_host)
     pipeline, one = glassbox(stack(blocks, width), inputs, ahead, links)
     fsdp2_order, two = glassbox(stack(blocks, width), inputs, behind, links)
-    times = paired_ms({"pipeline": pipeline, "fsdp2_order": fsdp2_order}, count)
+    steps = {"pipeline": pipeline, "fsdp2_order": fsdp2_order, "compute": compute_alone(blocks, width, inputs)}
+    times = paired_ms(steps, count)
+    peaks = [model.accelerator.pools.device.peak_bytes for model in (one, two)]
     one.close()
     two.close()
-    alone = stack(blocks, width)
-    compute = paired_ms({"compute": stepper(alone, torch.optim.AdamW(alone.parameters(), lr=1e-3), inputs)}, count)
-    floor_ms = max(statistics.median(compute["compute"]), 2 * blocks * 0.8 * forward_s * 1e3)
+    copies_ms = (2 * blocks - KEPT) * copy_in * forward_ms
+    ends_ms = 2 * (0.4 + copy_in) * forward_ms
+    floor = over(times, "fsdp2_order", lambda compute_ms: max(compute_ms, copies_ms))
+    with_ends = over(times, "fsdp2_order", lambda compute_ms: max(compute_ms, copies_ms) + ends_ms)
     return {
+        "copy_over_forward": copy_in,
         **medians(times),
+        "copies_ms": round(copies_ms, 3),
+        "ends_ms": round(ends_ms, 3),
         "pipeline_over_fsdp2_order": ratio(times, "pipeline", "fsdp2_order"),
-        "floor_ms": round(floor_ms, 3),
-        "floor_over_fsdp2_order": round(floor_ms / statistics.median(times["fsdp2_order"]), 3),
+        "floor_over_fsdp2_order": round(1 / floor, 3),
+        "floor_and_ends_over_fsdp2_order": round(1 / with_ends, 3),
+        "pipeline_peak_device_bytes": peaks[0],
+        "fsdp2_order_peak_device_bytes": peaks[1],
     }
 
 
@@ -252,13 +306,16 @@ MEASURES: dict[str, Callable[[int], dict[str, Any]]] = {
     "plain": plain,
     "overlap": overlap,
     "offload": offload,
+    "offload_fast": lambda count: offload(count, copy_in=0.8),
     "overhead": overhead,
 }
+
+EMULATED = ("overlap", "offload", "offload_fast")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--only", choices=list(MEASURES), action="append")
     arguments = parser.parse_args()
     if "RANK" not in os.environ:
@@ -268,7 +325,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     for name in arguments.only or MEASURES:
         result = MEASURES[name](arguments.steps)
-        provenance = "cpu + emulated links" if name in ("overlap", "offload") else "cpu"
+        provenance = "cpu + emulated links" if name in EMULATED else "cpu"
         if dist.get_rank() == 0:
             print(
                 json.dumps({"measure": name, "ranks": dist.get_world_size(), "provenance": provenance} | result),

@@ -39,6 +39,11 @@ class Tier(StrEnum):
     DISK = "disk"  # a memory-mapped file
 
 
+def crosses(tier: Tier, side: Tier) -> bool:
+    """True where ``tier`` and ``side`` are not both the device's, or both the host's; a disk is on the host's side."""
+    return (tier is Tier.DEVICE) != (side is Tier.DEVICE)
+
+
 @dataclass(frozen=True)
 class Policy:
     """Every decision about order. The defaults overlap; ``naive()`` is chapter one's engine.
@@ -46,10 +51,13 @@ class Policy:
     ``order`` "pre" issues prefetches before a unit computes, "post" after it has been freed (less memory, less
     overlap). ``gathered_limit`` bounds the units that are gathered or being gathered when a prefetch is issued; a
     unit that is needed now is always gathered. ``reshard_after_forward`` as in Experiment: an integer keeps 1/n of
-    the parameters and gathers among n ranks in backward. ``reduce_when`` "unit" reduces a unit as soon as its
+    the parameters and gathers among n ranks in backward. ``keep_last`` units at the end of forward stay gathered, for
+    backward begins with them; up to one more than the prefetch depth it costs no memory, since as many are gathered
+    at once anyway. ``reduce_when`` "unit" reduces a unit as soon as its
     gradients exist, "end" after the whole backward. ``reduces_in_flight`` bounds the reductions under way, and with
     them the memory of unreduced gradients. ``optimizer_when`` "backward" steps a unit once its gradient shard has
-    arrived.
+    arrived. Each of ``parameters_on``, ``gradients_on`` and ``optimizer_on`` is any tier; what the optimizer does not
+    find on its ``side`` comes there for the step, unit by unit.
     """
 
     forward_depth: int = 1
@@ -57,6 +65,7 @@ class Policy:
     order: Literal["pre", "post"] = "pre"
     gathered_limit: int | None = None
     reshard_after_forward: bool | int = True
+    keep_last: int = 0
     streams: Literal["separate", "one"] = "separate"
     reduce_when: Literal["unit", "end"] = "unit"
     reduces_in_flight: int = 2
@@ -66,11 +75,29 @@ class Policy:
     optimizer_on: Tier = Tier.DEVICE
 
     def __post_init__(self) -> None:
-        for name, minimum in (("forward_depth", 0), ("backward_depth", 0), ("reduces_in_flight", 1)):
+        least = {"forward_depth": 0, "backward_depth": 0, "keep_last": 0, "reduces_in_flight": 1}
+        for name, minimum in least.items():
             if getattr(self, name) < minimum:
                 raise FsdpvizError(f"Policy.{name} must be at least {minimum}; got {getattr(self, name)}")
         if self.gathered_limit is not None and self.gathered_limit < 1:
             raise FsdpvizError(f"Policy.gathered_limit must be at least 1, or None; got {self.gathered_limit}")
+
+    @property
+    def side(self) -> Tier:
+        """Where the optimizer steps: on the device, or on the host for parameters that lie there or on disk."""
+        return Tier.DEVICE if self.parameters_on is Tier.DEVICE else Tier.HOST
+
+    @property
+    def small_ranks(self) -> int | None:
+        """Among how many ranks backward gathers what an integer ``reshard_after_forward`` keeps a part of."""
+        reshard = self.reshard_after_forward
+        return None if isinstance(reshard, bool) else reshard
+
+    @property
+    def gradients_rest_on(self) -> Tier:
+        """Where a reduced gradient waits for its step. One that is stepped with in backward goes there at once."""
+        is_detour = self.optimizer_when == "backward" and crosses(self.gradients_on, self.side)
+        return self.side if is_detour else self.gradients_on
 
     @classmethod
     def naive(cls) -> Policy:
@@ -113,6 +140,7 @@ class Scheduler:
         self.policy = policy
         self.units = tuple(units)
         self._root = root
+        self._kept = frozenset(blocks[max(0, len(blocks) - policy.keep_last) :])
         self._has_replicas = replicas > 1
         self._ahead = {
             Op.FORWARD: forward_prefetch_targets(units, policy.forward_depth),
@@ -128,10 +156,11 @@ class Scheduler:
 
     def after_forward(self, unit: str, *, will_backward: bool = True) -> list[Event]:
         """Frees the unit if the policy says so. The root stays for backward, which needs it at once."""
-        stays = self.policy.reshard_after_forward is False or (unit == self._root and len(self.units) > 1)
+        is_needed_soon = unit in self._kept or (unit == self._root and len(self.units) > 1)
+        stays = self.policy.reshard_after_forward is False or is_needed_soon
         if will_backward and stays:
             freed = []
-        elif will_backward and self._reshards_to_part:
+        elif will_backward and self.policy.small_ranks is not None:
             freed = self._let_go(Op.RESHARD, unit)
             self._resharded.add(unit)
         else:
@@ -142,7 +171,12 @@ class Scheduler:
         return self._before(Op.BACKWARD, unit)
 
     def after_backward(self, unit: str, *, reduces: bool = True) -> list[Event]:
-        """The unit's gradients are complete. ``reduces`` is False while gradients are only accumulated."""
+        """The unit's gradients are complete. ``reduces`` is False while gradients are only accumulated.
+
+        Nothing is to be done for a unit that waits for the end of backward already.
+        """
+        if unit in self._late:
+            return []
         events = self._free(unit)
         if reduces and self.policy.reduce_when == "end":
             self._late[unit] = None
@@ -174,11 +208,6 @@ class Scheduler:
         """Nothing is gathered or under way: what a step that raised leaves, once each unit has been given up."""
         for record in (self._gathered, self._resharded, self._reducing, self._late):
             record.clear()
-
-    @property
-    def _reshards_to_part(self) -> bool:
-        reshard = self.policy.reshard_after_forward
-        return reshard is not True and reshard is not False
 
     def _before(self, op: Op, unit: str) -> list[Event]:
         """Gather what is needed, then what comes next, then wait: the stream never idles while compute waits."""
@@ -234,7 +263,7 @@ class Scheduler:
         events.append(Event(Op.REDUCE, unit))
         if self._has_replicas:
             events.append(Event(Op.ALL_REDUCE, unit))
-        if self.policy.gradients_on is not Tier.DEVICE:
+        if self.policy.gradients_rest_on is not Tier.DEVICE:
             events.append(Event(Op.COPY_OUT, unit))
         if self.policy.optimizer_when == "backward":
             events += self._optimize(unit)

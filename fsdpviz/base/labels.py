@@ -3,7 +3,8 @@
 Two families. ``FSDP::<phase> (<unit fqn>)`` is FSDP2's own grammar, which our engines share; the root unit has
 no name in it, under Nsight ``, op_id = N`` may follow, and prefetches name their target as
 ``FSDP::forward_prefetch for <fqn>``. ``fsdpviz::<phase>`` names what the training loop does and
-``fsdpviz::<collective> (…)`` a transfer over an emulated link.
+``fsdpviz::<collective> (…)`` a transfer over an emulated link; a copy that no operator's arguments measure says how
+much it carries: ``fsdpviz::h2d (<unit fqn>), bytes = N``.
 """
 
 from __future__ import annotations
@@ -31,10 +32,11 @@ class RangeLabel:
     family: str  # "FSDP" or "fsdpviz"
     phase: str
     unit: str | None = None
+    payload_bytes: int | None = None
 
 
 _FSDP = re.compile(r"^FSDP::(?P<phase>\w+)(?: for (?P<target>.+?)| \((?P<unit>.*?)\))?(?:, op_id = \d+)?$", re.ASCII)
-_OWN = re.compile(r"^fsdpviz::(?P<phase>\w+)(?: \((?P<unit>.*)\))?$", re.ASCII)
+_OWN = re.compile(r"^fsdpviz::(?P<phase>\w+)(?: \((?P<unit>.*)\))?(?:, bytes = (?P<bytes>\d{1,18}))?$", re.ASCII)
 
 # FSDP2 phases that carry a unit and leave the root's name out
 _UNIT_PHASES = frozenset(
@@ -57,9 +59,10 @@ def fsdp_label(phase: str, unit: str) -> str:
     return f"FSDP::{phase}" if unit in ("", ROOT) else f"FSDP::{phase} ({unit})"
 
 
-def loop_label(phase: str, unit: str | None = None) -> str:
+def loop_label(phase: str, unit: str | None = None, payload_bytes: int | None = None) -> str:
     """``fsdpviz::<phase>`` or ``fsdpviz::<phase> (<unit>)``: what the training loop or an emulated link does."""
-    return f"fsdpviz::{phase}" if unit is None else f"fsdpviz::{phase} ({unit})"
+    label = f"fsdpviz::{phase}" if unit is None else f"fsdpviz::{phase} ({unit})"
+    return label if payload_bytes is None else f"{label}, bytes = {payload_bytes}"
 
 
 def parse_label(name: str) -> RangeLabel | None:
@@ -72,5 +75,6 @@ def parse_label(name: str) -> RangeLabel | None:
         return RangeLabel("FSDP", phase, unit)
     if match := _OWN.match(name):
         unit = match["unit"]
-        return RangeLabel("fsdpviz", match["phase"], ROOT if unit == "" else unit)
+        size = match["bytes"]
+        return RangeLabel("fsdpviz", match["phase"], ROOT if unit == "" else unit, int(size) if size else None)
     return None

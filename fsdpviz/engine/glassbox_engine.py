@@ -92,6 +92,7 @@ def policy_of(experiment: Experiment) -> Policy:
         order=box.order,
         gathered_limit=box.gathered_limit,
         reshard_after_forward=experiment.reshard_after_forward,
+        keep_last=box.keep_last,
         streams=box.streams,
         reduce_when=box.reduce_when,
         reduces_in_flight=box.reduces_in_flight,

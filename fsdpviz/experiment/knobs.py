@@ -230,6 +230,7 @@ class GlassBox(Spec):
     streams: Literal["separate", "one"] = "separate"
     order: Literal["pre", "post"] = "pre"
     gathered_limit: int | None = None
+    keep_last: int = 0
     reduce_when: Literal["unit", "end"] = "unit"
     reduces_in_flight: int = 2
     optimizer_when: Literal["step", "backward"] = "step"
@@ -241,6 +242,7 @@ class GlassBox(Spec):
     disk_budget_bytes: int | None = None
 
     def _check(self) -> None:
+        _at_least(self, 0, "keep_last")
         _at_least(self, 1, "gathered_limit", "reduces_in_flight")
         _at_least(self, 1, "device_budget_bytes", "host_budget_bytes", "disk_budget_bytes")
 

@@ -242,14 +242,6 @@ def _glassbox(e: Any) -> Iterator[Refusal]:
             "the glass box pins offloaded shards wherever there is a CUDA device; pin_memory has no say",
             {"offload": Offload(parameters=e.offload.parameters)},
         )
-    tiers = _tiers(e)
-    for name in ("gradients_on", "optimizer_on"):
-        if (tiers[name] == "device") != (tiers["parameters_on"] == "device"):
-            yield (
-                "gradients and optimizer state lie on the side where the optimizer steps, which is the parameters'; "
-                f"got {name}={tiers[name]!r} with parameters on {tiers['parameters_on']!r}",
-                {"glassbox": box.replace(**{name: None})},
-            )
     if box.optimizer_when == "backward" and e.accumulation.microbatches > 1 and e.accumulation.reduce_each:
         yield (
             "an optimizer in backward would step after every microbatch that is reduced, before the gradient is whole",
@@ -276,7 +268,7 @@ def _links(e: Any) -> Iterator[Refusal]:
             "the inter-node link carries the all-reduce between replicas; the mesh has none",
             {"links": links.replace(inter_node=None) if links.intra_node else None},
         )
-    if links.host_device is not None and e.engine == "glassbox" and _tiers(e)["parameters_on"] == "device":
+    if links.host_device is not None and e.engine == "glassbox" and {*_tiers(e).values()} == {"device"}:
         rest = {"intra_node": links.intra_node, "inter_node": links.inter_node, "host_device": None}
         yield (
             "the host-device link carries offloaded shards, and none are",

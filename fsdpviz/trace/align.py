@@ -23,7 +23,7 @@ import numpy as np
 import polars as pl
 
 from ..base.kinds import Kind
-from .table import CLOCK_SCHEMA, Note, Trace
+from .table import CLOCK_SCHEMA, Note, Trace, frame_of
 
 # these end together on all ranks; a broadcast's root and a sender may leave early
 _SYNCHRONISING = [kind.value for kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE, Kind.ALL_TO_ALL)]
@@ -92,7 +92,8 @@ def aligned(trace: Trace) -> Trace:
         what = "ranks on clocks of their own, side by side and not merged: too few collectives match"
         notes.append(Note(what, len(unaligned), f"rank {unaligned[0]}"))
     moved = _shifted(trace, shifts) if shifts else trace
-    clock = pl.DataFrame(sorted(rows, key=lambda row: row[0]), schema=CLOCK_SCHEMA, orient="row")
+    columns = zip(*sorted(rows, key=lambda row: row[0]), strict=True)
+    clock = frame_of(CLOCK_SCHEMA, dict(zip(CLOCK_SCHEMA, columns, strict=True)))
     return replace(moved, clock=clock, notes=tuple(notes))
 
 

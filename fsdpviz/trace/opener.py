@@ -1,4 +1,8 @@
-"""Opens what people have on disk, whatever it is: ``sources`` finds the files, ``reading`` reads them, this joins."""
+"""Opens what people have on disk, whatever it is: ``sources`` finds the files, ``reading`` reads them, this joins.
+
+[Note: first use] The first frame that polars makes costs 5 ms and 4 MB, most of it code paged in from its 200 MB of
+binary: more than a small trace does. It is part of loading polars, and is spent there, when this module is imported.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,11 @@ from .files.runs import note_other_rank, note_unread, read_run
 from .files.selection import Window, chosen, selected
 from .files.sources import Found, Paths, find_sources
 from .meaning.recorder_join import with_recorder
-from .meaning.spans import RankTables
+from .meaning.spans import RankTables, use_once
 from .reading.readers import read_all
 from .table import GROUP_SCHEMA, LANE_SCHEMA, SPAN_SCHEMA, STEP_SCHEMA, Note, Trace
+
+use_once()
 
 
 def open_trace(

@@ -6,7 +6,7 @@ pictures may start at zero.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -77,6 +77,22 @@ CLOCK_SCHEMA: dict[str, Any] = {
 
 STEP_SCHEMA: dict[str, Any] = {"rank": pl.Int32, "step": pl.Int32, "start_ns": pl.Int64, "end_ns": pl.Int64}
 
+# most recordings have none of these
+NO_GROUPS = pl.DataFrame(schema=GROUP_SCHEMA)
+NO_STEPS = pl.DataFrame(schema=STEP_SCHEMA)
+NO_CLOCK = pl.DataFrame(schema=CLOCK_SCHEMA)
+
+
+def frame_of(schema: Mapping[str, Any], columns: Mapping[str, Sequence[Any] | np.ndarray | pl.Series]) -> pl.DataFrame:
+    """The columns in the order and with the types of the schema."""
+    return pl.DataFrame([_series(name, columns[name], dtype) for name, dtype in schema.items()])
+
+
+def _series(name: str, values: Any, dtype: Any) -> pl.Series:
+    if not isinstance(values, pl.Series):
+        return pl.Series(name, values, dtype=dtype)
+    return (values if values.dtype == dtype else values.cast(dtype)).alias(name)
+
 
 @dataclass(frozen=True)
 class Note:
@@ -106,8 +122,8 @@ class Trace:
     provenance: Provenance
     notes: tuple[Note, ...] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
-    groups: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GROUP_SCHEMA))
-    clock: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=CLOCK_SCHEMA))
+    groups: pl.DataFrame = field(default_factory=lambda: NO_GROUPS)
+    clock: pl.DataFrame = field(default_factory=lambda: NO_CLOCK)
 
     @cached_property
     def collectives(self) -> pl.DataFrame:

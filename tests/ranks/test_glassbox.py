@@ -65,6 +65,9 @@ ANY_WORLD = {
     "post": Case({"glassbox": GlassBox(order="post")}, resharding()),
     "late-reduce": Case({"glassbox": GlassBox(reduce_when="end")}, resharding()),
     "keep": Case({"reshard_after_forward": False}, KEEPING),
+    "keep-last": Case(
+        {"glassbox": GlassBox(keep_last=1)}, {"all_gather": (6, ROOT + 5 * BLOCK), "reduce_scatter": (4, ALL)}
+    ),
     "root-only": Case({"wrap": Wrap(policy="root")}, {"all_gather": (2, 2 * ALL), "reduce_scatter": (1, ALL)}),
     "group": Case(
         {"wrap": Wrap(policy="group", group_size=2)},
@@ -92,6 +95,7 @@ ANY_WORLD = {
         {"offload": Offload(parameters=True), "glassbox": GlassBox(optimizer_on="disk")}, resharding()
     ),
     "disk": Case({"glassbox": ON_DISK}, resharding()),
+    "apart": Case({"glassbox": GlassBox(gradients_on="host", optimizer_on="disk")}, resharding()),
     "disk-in-backward": Case({"glassbox": ON_DISK.replace(optimizer_when="backward")} | ahead(2), resharding()),
     "links": Case(
         {"links": Links(intra_node=FAST, host_device=FAST), "offload": Offload(parameters=True)}, resharding()
@@ -212,7 +216,19 @@ def test_tied_weights_are_gathered_and_reduced_once(two: Trained) -> None:
 
 
 def test_the_schedule_never_changes_a_bit(two: Trained) -> None:
-    same = ["naive", "depth-0", "depth-1", "depth-3", "limit", "post", "late-reduce", "keep", "in-backward", "disk"]
+    same = [
+        "naive",
+        "depth-0",
+        "depth-1",
+        "depth-3",
+        "limit",
+        "post",
+        "late-reduce",
+        "keep",
+        "keep-last",
+        "in-backward",
+        "disk",
+    ]
     assert len({tuple(two.hashes(name)) for name in same}) == 1
     assert two.hashes("naive") != two.hashes("adamw")  # the companion: hashes can differ
 

@@ -116,6 +116,59 @@ def test_memory_is_the_formula(two: dict[str, Any]) -> None:
     assert two["memory"]["host"] == [full + gradients + reduction, 0, SHARDS + momentum + SHARDS]
 
 
+def test_the_peak_in_each_tier_is_that_of_the_schedule_replayed(found: dict[str, Any]) -> None:
+    assert len(found["budgets"]) >= 6
+    for seed, (peaks, measured, _, _) in found["budgets"].items():
+        assert measured == peaks, seed
+
+
+def test_a_budget_of_the_peak_holds_and_a_byte_less_is_refused_beforehand(found: dict[str, Any]) -> None:
+    for seed, (peaks, _, held, refused) in found["budgets"].items():
+        assert held == "", seed
+        needed = [peak for peak in peaks if peak]
+        assert len(refused) == len(needed) > 0
+        for peak, answer in zip(needed, refused, strict=True):
+            assert f"needs {peak:,}. Raise the budget to that" in answer, seed
+
+
+def test_a_closed_or_refused_model_leaves_no_thread(found: dict[str, Any]) -> None:
+    before, after = found["threads_left"]
+    assert after == before
+
+
+def test_a_schedule_of_the_wrapped_optimizer_does_not_step_it_for_every_unit(found: dict[str, Any]) -> None:
+    assert found["schedule_of_the_inner_optimizer"] < FP32
+
+
+def test_parameters_gradients_and_state_each_lie_in_any_tier(two: dict[str, Any]) -> None:
+    assert len(two["tiers"]) == 3 * 3 * 3 * 2
+    for places, (difference, *left) in two["tiers"].items():
+        parameters, gradients, state, when = places.split()
+        assert difference < FP32, places
+        sides = [tier == "device" for tier in (parameters, gradients)]
+        if when == "backward" and sides[0] != sides[1]:  # stepped with at once, the gradient goes where the step is
+            gradients = "device" if parameters == "device" else "host"
+        held = {"device": 0, "host": 0, "disk": 0}
+        for tier in (
+            parameters,
+            state,
+            *([gradients] if gradients != "device" else []),
+        ):  # zero_grad drops the device's
+            held[tier] += SHARDS
+        assert left == list(held.values()), places
+
+
+def test_parameters_read_straight_to_the_device_equal_the_reference(found: dict[str, Any]) -> None:
+    direct = found["direct_reads"]
+    assert max(direct["step"], direct["backward"]) < FP32
+    gathers = 3 * (1 + 2 * BLOCKS)  # three steps, the root once in each
+    assert direct["step, reads"] == direct["backward, reads"] == gathers
+
+
+def test_gradients_that_rest_elsewhere_are_clipped_accumulated_and_dropped(found: dict[str, Any]) -> None:
+    assert all(max(differences) < FP32 for differences in found["resting_gradients"].values())
+
+
 def test_no_delay_on_any_stream_changes_a_bit(found: dict[str, Any]) -> None:
     distinct = {degree: count for degree, count in found["jittered"].items() if degree != "runs"}
     assert found["jittered"]["runs"] >= 80

@@ -263,6 +263,19 @@ def test_an_emulated_transfer_counts_once_and_takes_the_real_ones_bytes(tmp_path
     assert note.count == 2
 
 
+def test_an_emulated_copy_carries_the_bytes_that_its_label_says(tmp_path: Path) -> None:
+    events = [
+        op("aten::mm", 0, 40),
+        linked("fsdpviz::h2d (a), bytes = 4096", 1, 10),
+        op("aten::copy_", 2, 3, thread=LINK),
+        linked("fsdpviz::d2h (b), bytes = 2048", 20, 10),
+        linked("fsdpviz::h2d (c)", 31, 5),  # one that says nothing
+    ]
+    trace = opened(tmp_path, events)
+    copies = trace.spans.filter(pl.col("kind").cast(pl.String).is_in(["h2d", "d2h"])).sort("start_ns")
+    assert copies.select("kind", "unit", "bytes").rows() == [("h2d", "a", 4096), ("d2h", "b", 2048), ("h2d", "c", None)]
+
+
 def test_a_blocking_link_on_the_main_thread(tmp_path: Path) -> None:
     # the range is on the training thread, and what runs inside it is no compute of its own
     events = [

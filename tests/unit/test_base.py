@@ -45,6 +45,7 @@ def test_labels_are_parsed(name: str, label: RangeLabel | None) -> None:
 def test_labels_that_are_made_are_understood(unit: str) -> None:
     assert parse_label(fsdp_label("all_gather", unit)) == RangeLabel("FSDP", "all_gather", unit)
     assert parse_label(loop_label("all_gather", unit)) == RangeLabel("fsdpviz", "all_gather", unit)
+    assert parse_label(loop_label("h2d", unit, 640)) == RangeLabel("fsdpviz", "h2d", unit, 640)
 
 
 def test_numbers_are_written_with_units() -> None:

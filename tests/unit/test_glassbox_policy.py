@@ -31,8 +31,6 @@ def test_offload_puts_all_three_on_the_host() -> None:
 
 REFUSED = {
     "settings without the engine": ({"engine": "fsdp2", "glassbox": GlassBox(order="post")}, "belong to engine"),
-    "gradients on the other side": ({"glassbox": GlassBox(gradients_on="host")}, "lie on the side"),
-    "state on the other side": ({"glassbox": GlassBox(parameters_on="disk", optimizer_on="device")}, "lie on the side"),
     "host link without offload": ({"links": Links(host_device=FAST)}, "none are"),
     "steps after every microbatch": (
         {"glassbox": GlassBox(optimizer_when="backward"), "accumulation": Accumulation(microbatches=2)},

@@ -59,6 +59,36 @@ def test_what_is_kept_after_forward_is_not_gathered_again() -> None:
     assert [str(e) for e in events if e.op is Op.FREE] == ["free(b)", "free(a)", "free(R)"]
 
 
+def test_the_last_units_are_kept_for_backward_and_cost_no_memory() -> None:
+    many = ["R", *(f"b{i}" for i in range(6))]
+
+    def gathers_and_peak(keep: int) -> tuple[int, int]:
+        gathered, peak, gathers = set[str](), 0, 0
+        for event in step_events(many, Policy(keep_last=keep)):
+            if event.op is Op.GATHER:
+                gathered.add(event.unit)
+                gathers += 1
+            elif event.op is Op.FREE:
+                gathered.remove(event.unit)
+            peak = max(peak, len(gathered))
+        assert not gathered
+        return gathers, peak
+
+    assert gathers_and_peak(0) == (13, 3)  # the root once, blocks twice; the root, the block that runs, one ahead
+    assert gathers_and_peak(1) == (12, 3)
+    assert gathers_and_peak(2) == (11, 3)
+    assert gathers_and_peak(4) == (9, 5)  # the companion: beyond the depth it costs
+    assert gathers_and_peak(9) == (7, 7)
+
+
+def test_evaluation_keeps_nothing() -> None:
+    scheduler = Scheduler(UNITS, Policy(keep_last=1))
+    scheduler.before_forward("b")
+    assert [str(e) for e in scheduler.after_forward("b", will_backward=False)] == ["free(b)"]
+    scheduler.before_forward("b")
+    assert scheduler.after_forward("b") == []
+
+
 def test_an_integer_keeps_a_part_and_gathers_from_it() -> None:
     events = [str(e) for e in step_events(UNITS, replace(NAIVE, reshard_after_forward=2, parameters_on=Tier.HOST))]
     assert events.count("reshard(a)") == 1
@@ -82,6 +112,14 @@ def test_late_reductions_come_after_the_last_gradient() -> None:
         " free(a) free(R) reduce(b) reduce(a) reduce(R) wait_reduced(b) wait_reduced(a) wait_reduced(R)"
         " optimizer(R) optimizer(a) optimizer(b)"
     )
+
+
+def test_a_unit_that_waits_for_the_end_is_told_of_once() -> None:
+    scheduler = Scheduler(UNITS, replace(EAGER, reduce_when="end", order="post"))
+    scheduler.before_backward("b")
+    assert [str(e) for e in scheduler.after_backward("b")] == ["free(b)", "gather(a)"]
+    assert scheduler.after_backward("b") == []
+    assert "reduce(b)" in [str(e) for e in scheduler.end_backward()]
 
 
 def test_accumulation_gathers_again_and_reduces_once() -> None:
@@ -179,7 +217,9 @@ def test_a_part_that_backward_never_asks_for_is_freed() -> None:
     assert not scheduler.end_backward()
 
 
-@pytest.mark.parametrize("wrong", [{"forward_depth": -1}, {"reduces_in_flight": 0}, {"gathered_limit": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"forward_depth": -1}, {"keep_last": -1}, {"reduces_in_flight": 0}, {"gathered_limit": 0}]
+)
 def test_a_policy_that_cannot_be_is_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=next(iter(wrong))):
         Policy(**wrong)  # type: ignore[arg-type]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from enum import StrEnum
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
@@ -68,6 +69,14 @@ class Stream(Protocol):
         ...
 
 
+class DirectLoad(Protocol):
+    """A file whose content goes to the device without a copy in host memory."""
+
+    def load(self, on_device: torch.Tensor) -> None:
+        """Blocks until ``on_device`` holds the file's first bytes. The device must have done with that memory."""
+        ...
+
+
 class Accelerator(Protocol):
     """A device with its streams and its memory."""
 
@@ -84,6 +93,10 @@ class Accelerator(Protocol):
 
     def host_empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         """Host memory that the device can copy from and to, pinned where there is a device."""
+        ...
+
+    def open_direct(self, path: Path) -> DirectLoad | None:
+        """The file at ``path``, or None for a device that reads through host memory."""
         ...
 
     def fail(self, error: BaseException) -> None:

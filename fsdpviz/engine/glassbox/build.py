@@ -14,6 +14,7 @@ from .accelerator import Accelerator
 from .cpu import CpuAccelerator
 from .cuda import CudaAccelerator
 from .held import Held, UnitContext
+from .memory import Replay, UnitBytes, check_budgets
 from .storage import ShardStore
 from .unit import Unit
 from .wrapping import grouped
@@ -34,15 +35,38 @@ def build_units(
     """The units by name, the root first where it holds parameters. Changes ``module``. Collective over all ranks."""
     device, policy = context.accelerator.device, context.policy
     materialise(module, device)
+    laid_out = grouped(module, modules, context.collectives.mesh.shard)
+    laid_out = {name: held for name, held in laid_out.items() if held[0].places or held[1].places}
+    check_memory(laid_out, context)
     units = {}
-    for name, held in grouped(module, modules, context.collectives.mesh.shard).items():
-        if held[0].places or held[1].places:
-            shard = flat_shard(held, context.collectives.shard_rank, device)
-            file = context.folder / f"{name}.parameters"
-            store = ShardStore(name, shard, policy.parameters_on, context.accelerator, file)
-            units[name] = Unit(name, *held, store, context)
+    for name, held in laid_out.items():
+        shard = flat_shard(held, context.collectives.shard_rank, device)
+        file = context.folder / f"{name}.parameters"
+        store = ShardStore(name, shard, policy.parameters_on, context.accelerator, file)
+        units[name] = Unit(name, *held, store, context)
     _synchronise_buffers(module, device)
     return units
+
+
+def replayed_peaks(
+    laid_out: Mapping[str, tuple[Held, Held]], context: UnitContext, state_bytes: Mapping[str, int] | None = None
+) -> dict[Tier, int]:
+    """The bytes that a step takes at most in each tier. ``state_bytes`` is the optimizer's state, by unit."""
+    state, collectives = state_bytes or {}, context.collectives
+    sizes = {
+        name: UnitBytes.of(trainable.region, frozen.region, context.precision, state.get(name, 0))
+        for name, (trainable, frozen) in laid_out.items()
+    }
+    replicas = collectives.mesh.replicate
+    return Replay(sizes, context.policy, replicas=replicas).peaks()
+
+
+def check_memory(
+    laid_out: Mapping[str, tuple[Held, Held]], context: UnitContext, state_bytes: Mapping[str, int] | None = None
+) -> None:
+    """Raises FsdpvizError where a step would break a budget."""
+    peaks = replayed_peaks(laid_out, context, state_bytes)
+    check_budgets(peaks, context.accelerator.pools, context.collectives.rank)
 
 
 def check_parameters(module: nn.Module, device: torch.device) -> torch.dtype:

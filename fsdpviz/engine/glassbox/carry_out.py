@@ -34,7 +34,7 @@ def carry_out(op: Op, unit: Unit, optimize: Callable[[Unit], None] | None) -> No
         case Op.ALL_REDUCE:
             unit.gradients.all_reduce()
         case Op.COPY_OUT:
-            unit.gradients.copy_out()
+            unit.gradients.copy_out(unit.store)
         case Op.WAIT_REDUCED:
             unit.gradients.wait_reduced()
         case Op.OPTIMIZER:

@@ -195,7 +195,8 @@ class _Groups:
     def close(self) -> None:
         for group in self._made:
             dist.destroy_process_group(group)
-        self._made.clear()
+        self._made.clear()  # a group that is referred to keeps its threads
+        self._by_size.clear()
 
 
 def _my_group(groups: list[list[int]], rank: int) -> Any:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from queue import SimpleQueue
 
 import torch
@@ -22,7 +23,7 @@ from torch.profiler import record_function
 
 from ...experiment import Link, Links
 from ..links import sleep_until
-from .accelerator import Cargo, Event, Lane, Pools, Stream, Wire
+from .accelerator import Cargo, DirectLoad, Event, Lane, Pools, Stream, Wire
 
 Jitter = Callable[[Lane], float]  # seconds to sleep before a piece of work: tests only
 
@@ -73,8 +74,15 @@ class EmulatedLink:
 class CpuStream:
     """A thread that does work in the order submitted."""
 
-    def __init__(self, lane: Lane, wires: dict[Wire, EmulatedLink], jitter: Jitter | None) -> None:
-        self._lane, self._wires, self._jitter = lane, wires, jitter
+    def __init__(
+        self,
+        lane: Lane,
+        wires: dict[Wire, EmulatedLink],
+        jitter: Jitter | None,
+        *,
+        device: torch.device | None = None,  # the CUDA device that this host lane serves
+    ) -> None:
+        self._lane, self._wires, self._jitter, self._device = lane, wires, jitter, device
         self._queue: SimpleQueue[tuple[str, Callable[[], None], tuple[Event, ...], Cargo | None, CpuEvent] | None]
         self._queue = SimpleQueue()
         self._pending: deque[CpuEvent] = deque()
@@ -108,6 +116,8 @@ class CpuStream:
 
     def _run(self, threads: int, is_up: threading.Event) -> None:
         torch.set_num_threads(threads)
+        if self._device is not None:
+            torch.cuda.set_device(self._device)  # a thread of its own starts on device 0
         is_up.set()
         while (item := self._queue.get()) is not None:
             label, work, after, cargo, event = item
@@ -182,6 +192,9 @@ class CpuAccelerator:
 
     def host_empty(self, numel: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(numel, dtype=dtype)
+
+    def open_direct(self, path: Path) -> DirectLoad | None:
+        return None  # device memory is host memory
 
     def fail(self, error: BaseException) -> None:
         for stream in self._streams.values():

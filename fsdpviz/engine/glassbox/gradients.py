@@ -6,6 +6,9 @@
     on side streams                                  wait_reduced
     this rank's shard (``shard_parameter.grad``)     the optimizer's zero_grad
 
+Where the optimizer works on another side than that on which gradients lie, the shard rests out of sight instead, and is
+``.grad`` for the time of the step alone, see ``visits.py``.
+
 Shapes: W shard ranks × T trainable elements a rank.
 
 [Note: what backward has finished with]
@@ -23,11 +26,12 @@ import torch
 from torch.profiler import record_function
 
 from ...base.labels import Phase, loop_label
-from ...schedule import Tier
+from ...schedule import Tier, crosses
 from .accelerator import Cargo, Event, Lane, Wire
 from .disk import MappedFile
 from .held import Held, UnitContext
-from .storage import place
+from .storage import ShardStore, place
+from .visits import Guest, Visit
 
 
 @dataclass(eq=False)
@@ -39,8 +43,10 @@ class Reduction:
     accumulates: bool  # onto shards of gradients that are there already
     flat_WT: torch.Tensor | None = None  # noqa: N815  # dtype of reduction
     shard_T: torch.Tensor | None = None  # noqa: N815  # dtype of reduction, then of the shard
+    summed_T: torch.Tensor | None = None  # noqa: N815  # what shard_T was cast from, perhaps on another stream
     done: Event | None = None
     has_landed: bool = False
+    visit: Visit | None = None  # of optimizer state, for a step in backward
 
 
 class Gradients:
@@ -50,7 +56,8 @@ class Gradients:
         self._unit, self._held, self._region = unit, held, held.region
         self._accelerator, self._collectives = context.accelerator, context.collectives
         self._precision, self._division = context.precision, context.division
-        self._tier = context.policy.gradients_on
+        self._tier = context.policy.gradients_rest_on
+        self._rests_elsewhere = crosses(self._tier, context.policy.side)
         self._has_replicas = context.collectives.mesh.replicate > 1
         self._device = context.accelerator.pools.device
         self._arrived = 0  # trainable parameters whose gradient is complete in this backward
@@ -58,11 +65,13 @@ class Gradients:
         self._landed_bytes = 0  # counted for shards of gradients on the device; given back once they are dropped
         self._going: Reduction | None = None  # lives from reduce to wait_reduced
         self._home_T: torch.Tensor | None = None  # offloaded gradients' place, as long as the model
-        self.home_file: MappedFile | None = None
+        self._home_file: MappedFile | None = None
         if self._tier is not Tier.DEVICE:
             empty = torch.zeros(self._region.shard_numel, dtype=self._precision.shard)
             file = context.folder / f"{unit}.gradients"
-            self._home_T, self.home_file = place(empty, self._tier, self._accelerator, file)
+            self._home_T, self._home_file = place(empty, self._tier, self._accelerator, file)
+        self._rest_T: torch.Tensor | None = None  # rests elsewhere; lives from its landing to zero
+        self._rests: list[bool] = []  # by slot: whether the backward used it
         self.when_complete: Callable[[], None] = _nothing
 
     @property
@@ -111,7 +120,7 @@ class Gradients:
                 if going.done is not None:
                     going.done.wait()
             finally:
-                self._device.give(going.counted_bytes)
+                self._release(going)
 
     def reduce(self) -> None:
         """Issues the reduce-scatter of the unit's gradients. Collective over the shard group."""
@@ -122,7 +131,7 @@ class Gradients:
         dtype = self._precision.reduce
         buffers_bytes = (self._region.full_numel + self._region.shard_numel) * dtype.itemsize
         self._device.take(buffers_bytes)
-        accumulates = any(shard.grad is not None for shard in self._held.shards)
+        accumulates = self._rest_T is not None or any(shard.grad is not None for shard in self._held.shards)
         going = self._going = Reduction(gradients, self._local_bytes + buffers_bytes, accumulates)
         self._local_bytes = 0
 
@@ -155,7 +164,7 @@ class Gradients:
         shard_bytes = self._region.shard_numel * self._precision.reduce.itemsize
         self._issue(Lane.REPLICATE, "all_reduce", replicate, self._collectives.replicate_cargo(shard_bytes))
 
-    def copy_out(self) -> None:
+    def copy_out(self, store: ShardStore) -> None:
         """Issues the copy of the reduced shard to the gradients' tier, adding to what accumulates there."""
         going, home_T = self._under_way(), self._home_T  # noqa: N806
         assert home_T is not None
@@ -167,8 +176,9 @@ class Gradients:
             else:
                 home_T.copy_(going.shard_T, non_blocking=True)
 
-        cargo = Cargo(Wire.D2H, self._region.shard_numel * self._precision.shard.itemsize)
-        self._issue(Lane.D2H, "d2h", copy_out, cargo)
+        self._issue(Lane.D2H, "d2h", copy_out, Cargo(Wire.D2H, home_T.nbytes), says_bytes=True)
+        if self._home_file is not None and going.done is not None:
+            store.write(self._home_file.flush, [going.done])
 
     def wait_reduced(self) -> None:
         """Compute waits for the reduction; the optimizer sees its result and the buffers go."""
@@ -176,21 +186,32 @@ class Gradients:
         assert going.done is not None
         with record_function(loop_label("reduce_wait", self._unit)):
             going.done.wait()
-            if self._home_T is not None:
-                going.done.synchronize()  # the optimizer is the host's
+            if self._home_T is not None or (going.visit is not None and going.visit.crosses):
+                going.done.synchronize()  # the host reads it next
         self.land(going)
-        self._device.give(going.counted_bytes)
+        self._release(going)
         self._going = None
 
-    def land(self, going: Reduction) -> None:
-        """Gives each shard parameter its piece of the reduced gradient, once; unused ones keep None."""
+    def land(self, going: Reduction, *, stays: bool = True) -> None:
+        """Gives each shard parameter its piece of the reduced gradient, once; unused ones keep None.
+
+        One that does not stay, since it is stepped with at once, is counted with its reduction.
+        """
         landed_T = going.shard_T if self._home_T is None else self._home_T  # noqa: N806
         if going.has_landed or landed_T is None:
             return
         going.has_landed = True
-        if self._home_T is None and not going.accumulates:
+        if self._home_T is None and not going.accumulates and stays:
             self._device.take(landed_T.nbytes)
             self._landed_bytes = landed_T.nbytes
+        used = [full is not None for full in going.gradients]
+        if self._rests_elsewhere:
+            if self._rest_T is None:
+                self._rest_T, self._rests = landed_T, used
+            else:
+                _ = self._rest_T.add_(landed_T) if self._home_T is None else None  # home has been added to
+                self._rests = [before or now for before, now in zip(self._rests, used, strict=True)]
+            return
         rank = self._collectives.shard_rank
         for slot, shard, full in zip(self._region.slots, self._held.shards, going.gradients, strict=True):
             piece = landed_T[self._region.piece(slot, rank)]
@@ -202,33 +223,70 @@ class Gradients:
 
     def settle(self) -> None:
         """Gives back the account of gradients that the optimizer has dropped."""
-        if self._landed_bytes and all(shard.grad is None for shard in self._held.shards):
+        if self._landed_bytes and self._rest_T is None and all(shard.grad is None for shard in self._held.shards):
             self._device.give(self._landed_bytes)
             self._landed_bytes = 0
 
-    def step_behind(self, step: Callable[[], None]) -> Event:
-        """Lands the reduction and runs ``step`` on the optimizer's stream; to wait for the one is to wait for both."""
+    def zero(self) -> None:
+        """The optimizer's zero_grad has dropped what it sees; what rests elsewhere goes too."""
+        self._rest_T = None
+        self.settle()
+
+    def shards(self) -> list[torch.Tensor]:
+        """This rank's pieces of the reduced gradients, wherever they lie; none for what no backward used."""
+        if self._rest_T is None:
+            return [shard.grad for shard in self._held.shards if shard.grad is not None]
+        return [self._rest_T[piece] for piece, rests in zip(self._pieces(), self._rests, strict=True) if rests]
+
+    def guests(self) -> list[Guest]:
+        """What has to come to the optimizer's side for a step."""
+        return [] if self._rest_T is None else [Guest(self._rest_T, self._tier, self._show, returns=False)]
+
+    def _show(self, rest_T: torch.Tensor | None) -> None:  # noqa: N803
+        for piece, shard, rests in zip(self._pieces(), self._held.shards, self._rests, strict=True):
+            shard.grad = rest_T[piece] if rest_T is not None and rests else None
+
+    def _pieces(self) -> list[slice]:
+        return [self._region.piece(slot, self._collectives.shard_rank) for slot in self._region.slots]
+
+    def step_behind(self, step: Callable[[], None], visit: Visit, store: ShardStore) -> Event:
+        """Lands the reduction and runs ``step`` on the optimizer's stream, once the guests of ``visit`` are there.
+
+        To wait for the reduction is to wait for all of it, their way home too. The event is the end of the step.
+        """
         going = self._under_way()
+        going.visit = visit
+        visit.come()
 
         def land_and_step() -> None:
-            self.land(going)
+            self.land(going, stays=False)
             step()
 
-        after = [going.done] if going.done else []
+        after = [*([going.done] if going.done else []), *visit.arrived]
         label = loop_label(Phase.OPTIMIZER)
-        going.done = self._accelerator.stream(Lane.OPTIMIZER).submit(label, land_and_step, after)
-        return going.done
+        stepped = self._accelerator.stream(Lane.OPTIMIZER).submit(label, land_and_step, after)
+        going.done = visit.go([stepped], store)[-1]
+        return stepped
+
+    def _release(self, going: Reduction) -> None:
+        self._device.give(going.counted_bytes)
+        if going.visit is not None:
+            going.visit.end()
 
     def _finish_sum(self, going: Reduction) -> None:
         assert going.shard_T is not None
         if self._division.after != 1:
             going.shard_T.div_(self._division.after)
+        going.summed_T = going.shard_T
         going.shard_T = going.shard_T.to(self._precision.shard)
 
-    def _issue(self, lane: Lane, what: str, work: Callable[[], None], cargo: Cargo) -> None:
+    def _issue(
+        self, lane: Lane, what: str, work: Callable[[], None], cargo: Cargo, *, says_bytes: bool = False
+    ) -> None:
         going = self._under_way()
         after = [self._accelerator.compute_event(), *([going.done] if going.done else [])]
-        going.done = self._accelerator.stream(lane).submit(loop_label(what, self._unit), work, after, cargo)
+        label = loop_label(what, self._unit, int(cargo.wire_bytes) if says_bytes else None)
+        going.done = self._accelerator.stream(lane).submit(label, work, after, cargo)
 
     def _under_way(self) -> Reduction:
         assert self._going is not None  # the schedule reduces before it waits

@@ -85,16 +85,20 @@ class ShardedModel(Saved, nn.Module):
         self.accelerator = accelerator or accelerator_of(module, policy)
         dtype = check_parameters(module, self.accelerator.device)
         self.precision = Precision.of(dtype, param_dtype, reduce_dtype, output_dtype)
-        reshard = policy.reshard_after_forward
-        small = None if isinstance(reshard, bool) else reshard
-        self.collectives = Collectives(mesh, dist.get_rank(), small_ranks=small)
+        self.collectives = Collectives(mesh, dist.get_rank(), small_ranks=policy.small_ranks)
         division = Division.of(
             mesh.world_size, self.precision.reduce, gradient_divide_factor, gradient_predivide_factor
         )
         self.disk_folder = Path(disk_folder or tempfile.gettempdir()) / f"rank{dist.get_rank()}"
-        context = UnitContext(self.accelerator, self.collectives, policy, self.precision, division, self.disk_folder)
+        self.context = context = UnitContext(
+            self.accelerator, self.collectives, policy, self.precision, division, self.disk_folder
+        )
         modules = dict(units(module) if callable(units) else units)
-        self._units = build_units(module, modules, context)
+        try:
+            self._units = build_units(module, modules, context)
+        except BaseException:
+            self.collectives.close()
+            raise
         reduced = [unit.gradients.full_bytes for unit in self._units.values()]
         self.collectives.separate([unit.full_bytes for unit in self._units.values()], reduced)
         self.collectives.agreement.when_diverged = self.accelerator.fail
@@ -108,7 +112,8 @@ class ShardedModel(Saved, nn.Module):
         self.optimize_in_backward: Callable[[Unit], None] | None = None  # set by ShardedOptimizer
         self.issued: list[Event] | None = None  # a list here is filled with what is carried out
         for name, unit in self._units.items():
-            unit.gradients.when_complete = lambda unit=unit: self._gradients_complete(unit)
+            if not unit.frozen.region.slots:  # one that has some waits for its inputs' gradients too
+                unit.gradients.when_complete = lambda unit=unit: self._after_backward(unit)
             if name != ROOT:
                 self._hook(unit, modules[name])
 
@@ -148,6 +153,11 @@ class ShardedModel(Saved, nn.Module):
             for held in (unit.trainable, unit.frozen):
                 for slot, shard in zip(held.region.slots, held.shards, strict=True):
                     yield f"{prefix}.{slot.name}" if prefix else slot.name, shard
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        super().zero_grad(set_to_none)
+        for unit in self._units.values():
+            unit.gradients.zero()
 
     def units(self) -> Mapping[str, Unit]:
         """The units by name, the root first where it holds parameters."""
@@ -242,10 +252,6 @@ class ShardedModel(Saved, nn.Module):
 
     def _inputs_complete(self, unit: Unit) -> None:
         if unit.in_backward and unit.gradients.are_complete:
-            self._after_backward(unit)
-
-    def _gradients_complete(self, unit: Unit) -> None:
-        if not unit.frozen.region.slots:
             self._after_backward(unit)
 
     def _after_backward(self, unit: Unit) -> None:

@@ -47,6 +47,7 @@ class Saved:
         """The model with nothing under way. What a disk has lost is no state, and is mended by loading one."""
         model = cast("ShardedModel", self)
         model.abandon()
+        model.accelerator.compute_event().synchronize()  # copies in may still read what the host is about to write
         if check:
             model.check_writes(wait=True)
         return model

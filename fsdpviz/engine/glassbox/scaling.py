@@ -58,7 +58,7 @@ class ShardedGradScaler:
         """Divides the gradient shards by the scale and asks all ranks whether any is infinite. Collective."""
         if self._overflowed is not None:
             raise FsdpvizError("gradients are unscaled once a step; unscale_() was called after the last update()")
-        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        gradients = [shard for unit in self._model.units().values() for shard in unit.gradients.shards()]
         found = torch.zeros(1, device=self._model.accelerator.device)
         for gradient in gradients:
             gradient.mul_(1.0 / self._scale)

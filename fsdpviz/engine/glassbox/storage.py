@@ -3,13 +3,15 @@
     tier     self.tensor is            on its way to the gather
     DEVICE   device memory             nothing
     HOST     pinned host memory        copy in (H2D stream)
-    DISK     a memory-mapped file      read (disk thread) into host memory, then copy in (H2D stream)
+    DISK     a memory-mapped file      read (disk thread) into host memory, then copy in (H2D stream);
+                                       read straight into device memory where the accelerator can
 
 The optimizer works on ``self.tensor`` wherever it lies.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -18,7 +20,7 @@ import torch
 from ...base.errors import FsdpvizError
 from ...base.labels import loop_label
 from ...schedule import Tier
-from .accelerator import Accelerator, Cargo, Event, Lane, Pool, Wire
+from .accelerator import Accelerator, Cargo, DirectLoad, Event, Lane, Pool, Wire
 from .disk import MappedFile
 
 
@@ -59,6 +61,7 @@ class ShardStore:
         self._unit, self._accelerator = unit, accelerator
         self.tensor, mapped = place(shard, tier, accelerator, file)
         self._files = [] if mapped is None else [mapped]  # all that the optimizer changes with this shard
+        self._direct = None if mapped is None else accelerator.open_direct(file)
         self._host: torch.Tensor | None = None  # DISK: what was read; dies in let_go
         self._staged: torch.Tensor | None = None  # HOST, DISK: the copy on the device; dies in let_go
         self._arrived: Event | None = None
@@ -78,6 +81,8 @@ class ShardStore:
     def read(self) -> None:
         """Disk → host, on the reading thread."""
         self.check()
+        if self._direct is not None:
+            return  # bring_in reads, straight to the device
         self._accelerator.pools.host.take(self.tensor.nbytes)
         host = self._host = self._accelerator.host_empty(self.tensor.numel(), self.tensor.dtype)
         after = [self.written] if self.written else []
@@ -91,6 +96,9 @@ class ShardStore:
         """Host → device, on the H2D stream."""
         self.check()
         self._accelerator.pools.device.take(self.tensor.nbytes)
+        if self._direct is not None:
+            self._load(self._direct)
+            return
         source = self._host if self.tier is Tier.DISK else self.tensor
         assert source is not None  # read() comes first
         after = [*self.gather_after(), self._accelerator.compute_event()]
@@ -101,7 +109,17 @@ class ShardStore:
 
         cargo = Cargo(Wire.H2D, source.nbytes)
         stream = self._accelerator.stream(Lane.H2D)
-        self._arrived = stream.submit(loop_label("h2d", self._unit), copy_in, after, cargo)
+        self._arrived = stream.submit(loop_label("h2d", self._unit, source.nbytes), copy_in, after, cargo)
+
+    def _load(self, direct: DirectLoad) -> None:
+        """Disk → device, on the reading thread: when compute has done with the memory, and the file has all of it."""
+        staged = self._staged = torch.empty(
+            self.tensor.numel(), dtype=self.tensor.dtype, device=self._accelerator.device
+        )
+        flushed = [] if self._flushed is None else [self._flushed]
+        after = [*self.gather_after(), *flushed, self._accelerator.compute_event()]
+        stream = self._accelerator.stream(Lane.READ)
+        self._arrived = stream.submit(loop_label("disk_read", self._unit), lambda: direct.load(staged), after)
 
     def let_go(self) -> None:
         """The gather has ended; the copies go."""
@@ -132,18 +150,26 @@ class ShardStore:
         if not self._files:
             return
         self.drain()
-        after = [self.written] if self.written else []
+
+        def flush() -> None:
+            for file in list(self._files):
+                file.flush()
+
+        self.write(flush, [self.written] if self.written else [])
+
+    def write(self, work: Callable[[], None], after: Iterable[Event]) -> Event:
+        """Runs ``work`` on the writing thread; what it raises is told at the next touch of this shard."""
 
         def write() -> None:
             try:
-                for file in list(self._files):
-                    file.flush()
+                work()
             except FsdpvizError as error:
                 self._lost = error
                 raise
 
         stream = self._accelerator.stream(Lane.WRITE)
         self._flushed = stream.submit(loop_label("disk_write", self._unit), write, after)
+        return self._flushed
 
     def check(self) -> None:
         """Raises FsdpvizError where a write is known to have failed; waits for none."""

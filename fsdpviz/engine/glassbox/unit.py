@@ -60,18 +60,14 @@ class Unit:
         self.state = State.SHARDED
         self.trainable, self.frozen = trainable, frozen
         self._held = [held for held in (trainable, frozen) if held.region.slots]
-        self._accelerator, self._collectives, self._dtype = (
-            context.accelerator,
-            context.collectives,
-            context.precision.param,
-        )
+        self._accelerator, self._collectives = context.accelerator, context.collectives
+        self._dtype = context.precision.param  # of the full buffer
         self._gathered: Event | None = None  # lives from gather to wait
         self._part: torch.Tensor | None = None  # 1/n of the full buffer; lives from reshard to the next wait
         pieces = store.tensor.split([held.region.shard_numel for held in self._held]) if self._held else ()
         for held, shard in zip(self._held, pieces, strict=True):
             self._make_shards(held, shard)
         self.gradients = Gradients(name, trainable, context)
-        store.write_too(self.gradients.home_file)
         self.to_run: set[nn.Module] = set()  # modules of the unit that its forward has still to run
         self.in_backward = False  # between the gradient of its output and that of its last parameter
         self._show(full=False)
@@ -80,12 +76,6 @@ class Unit:
     def full_bytes(self) -> int:
         """What one gather of the unit makes."""
         return sum(held.region.full_numel for held in self._held) * self._dtype.itemsize
-
-    def read(self) -> None:
-        self.store.read()
-
-    def copy_in(self) -> None:
-        self.store.bring_in()
 
     def gather(self) -> None:
         """Issues the all-gather of the shards, or of the kept parts among n ranks. Collective over that group."""

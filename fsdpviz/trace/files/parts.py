@@ -11,7 +11,7 @@ import polars as pl
 
 from ..meaning.spans import RankTables
 from ..meaning.windows import depths
-from ..table import LANE_SCHEMA, SPAN_SCHEMA, STEP_SCHEMA, Note
+from ..table import LANE_SCHEMA, NO_STEPS, SPAN_SCHEMA, Note
 
 
 class Role(StrEnum):
@@ -59,7 +59,7 @@ def tables_of(
     return RankTables(
         spans=frame.with_columns(pl.Series("depth", depth, dtype=pl.Int16)),
         lanes=pl.DataFrame(list(lanes), schema=LANE_SCHEMA),
-        steps=pl.DataFrame(schema=STEP_SCHEMA),
+        steps=NO_STEPS,
         notes=tuple(notes),
         **more,
     )

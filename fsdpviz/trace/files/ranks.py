@@ -75,7 +75,7 @@ def as_rank(tables: RankTables, rank: int) -> RankTables:
     """The same tables with another rank in every row."""
     frames: dict[str, Any] = {}
     for name, value in vars(tables).items():
-        if isinstance(value, pl.DataFrame) and "rank" in value.columns:
+        if isinstance(value, pl.DataFrame) and len(value) and value["rank"][0] != rank:
             ranks = pl.Series("rank", np.full(len(value), rank, np.int32))
             frames[name] = value.clone().replace_column(value.get_column_index("rank"), ranks)
     return replace(tables, **frames)

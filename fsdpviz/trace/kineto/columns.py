@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,7 @@ from ..table import Note
 from .arguments import NO_ARGS, NO_NUMBER, Args, Message, Tensors, integer_of, message_of, tensors_of, text_of
 from .events import FLOWS, TAG_OF_OTHERS, Metadata, Other, Span
 from .nanoseconds import microseconds_to_ns
+from .scanned import Scanned
 
 _CATEGORIES_OF_2020 = {
     "Operator": "cpu_op",
@@ -103,7 +104,15 @@ class ColumnBuilder:
         self._left_out: Counter[str] = Counter()
         self._carries = np.zeros(0, bool)  # by code of a name
 
-    def add(self, events: Sequence[Any]) -> None:
+    @property
+    def text_codes(self) -> list[Codes]:
+        """The codes of category, name, process and thread."""
+        return [*self._codes.values()]
+
+    def add(self, events: Sequence[Any] | Scanned) -> None:
+        if isinstance(events, Scanned):
+            self._add_scanned(events)
+            return
         spans = [event for event in events if type(event) is Span]
         if len(spans) < len(events):
             self._look_at_others(events)
@@ -159,6 +168,30 @@ class ColumnBuilder:
 
     # -- spans
 
+    def _add_scanned(self, scanned: Scanned) -> None:
+        self.has_any_event |= scanned.flows > 0
+        rows = scanned.codes.shape[1]
+        if not rows:
+            return
+        self.has_any_event = True
+        for columns, values in ((_INTEGERS, scanned.numbers), (self._codes, scanned.codes)):
+            for column, piece in zip(columns, values, strict=True):
+                self._pieces[column].append(piece)
+        is_differentiated, has_message = scanned.flags
+        self._differentiated.append(np.flatnonzero(is_differentiated) + self._rows)
+        with_message, with_tensors = np.flatnonzero(has_message), np.flatnonzero(self._carried(scanned.codes[1]))
+        self._keep(with_message, with_tensors, scanned.args(np.union1d(with_message, with_tensors)))
+        self._rows += rows
+
+    def _keep(self, with_message: np.ndarray, with_tensors: np.ndarray, args: Mapping[int, Args]) -> None:
+        """Keeps what the arguments of these rows say; both count from the first new row."""
+        for row in with_message.tolist():
+            if message := message_of(args[row]):
+                self.messages[self._rows + row] = message
+        for row in with_tensors.tolist():
+            if tensors := tensors_of(args[row]):
+                self.tensors[self._rows + row] = tensors
+
     def _add_spans(self, spans: list[Span]) -> None:
         start_ns, has_start = microseconds_to_ns([event.ts for event in spans])
         if not has_start.all():
@@ -184,10 +217,9 @@ class ColumnBuilder:
         sizes[copies] = _integers([args[index].nbytes for index in copies])
         pieces["bytes"].append(sizes)
         self._keep_differentiated([arg.forward_thread for arg in args])
-        self._keep_tensors(pieces["name"][-1], args)
-        for index in [i for i, arg in enumerate(args) if arg.group is not None or arg.collective is not None]:
-            if message := message_of(args[index]):
-                self.messages[self._rows + index] = message
+        with_message = [i for i, arg in enumerate(args) if arg.group is not None or arg.collective is not None]
+        with_tensors = np.flatnonzero(self._carried(pieces["name"][-1]))
+        self._keep(np.array(with_message, np.int64), with_tensors, dict(enumerate(args)))
         self._rows += len(spans)
 
     def _keep_differentiated(self, forward_threads: list[Any]) -> None:
@@ -212,14 +244,13 @@ class ColumnBuilder:
                 self._tally.add(what, int(wrong.sum()), str(spans[int(np.argmax(wrong))].name)[:60])
         return np.maximum(duration_ns, 0)
 
-    def _keep_tensors(self, names: np.ndarray, args: Sequence[Args]) -> None:
+    def _carried(self, names: np.ndarray) -> np.ndarray:
+        """Which of these rows have tensors that say what a collective carries (bool)."""
         by_text = self._codes["name"].by_text
         if len(self._carries) < len(by_text):
             new = list(by_text)[len(self._carries) :]
             self._carries = np.append(self._carries, [_CARRIES_TENSORS.match(name) is not None for name in new])
-        for index in np.flatnonzero(self._carries[names]).tolist():
-            if tensors := tensors_of(args[index]):
-                self.tensors[self._rows + index] = tensors
+        return self._carries[names]
 
 
 def _integers(values: list[Any]) -> np.ndarray:

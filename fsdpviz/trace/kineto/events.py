@@ -1,5 +1,7 @@
 """The events of a Kineto file, decoded block by block, so that a file larger than memory opens.
 
+Ordinary events are scanned into columns, where ``scan`` could be compiled; see its [Note: one language, two readers].
+
 [Note: where a block may be cut] ``[`` + what lies before a comma + ``]`` is a whole JSON array only if that comma
 stands between two of the array's own items: inside an event or a string the brackets would not match. So the last
 ``}, {`` of a block is tried first, and decoding it is the proof.
@@ -7,6 +9,7 @@ stands between two of the array's own items: inside an event or a string the bra
 
 from __future__ import annotations
 
+import codecs
 import operator
 import re
 from collections.abc import Iterator, Sequence
@@ -20,6 +23,8 @@ from ...base.errors import TraceError
 from ..table import Note
 from .arguments import ABSENT, NO_ARGS, Args
 from .repair import clean, refuse_other_formats, salvage, whole_events
+from .scanned import Scanned
+from .scanner import Scanner
 
 LONGEST_EVENT_BYTES = 64 << 20  # what is held at once of a file in which no event ends
 _DAMAGED_BYTES = 8 << 20  # how much is read on before a block counts as damaged
@@ -27,6 +32,7 @@ _TRIES = 4
 _START = re.compile(rb'"traceEvents"\s*:\s*\[')
 _LIST = re.compile(rb"\s*\[")
 _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
+_COMMA = re.compile(rb"\s*,\s*")
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -102,32 +108,47 @@ class _FileOfRaw(_File, rename="camel"):
 
 
 _EVENTS_DECODER: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[_EVENT])  # type: ignore[valid-type]
+_HEADER_DECODER = msgspec.json.Decoder(_File)
 _FILE_DECODER = msgspec.json.Decoder(_FileOfEvents)
 _EVENT_DECODER = msgspec.json.Decoder(_EVENT)
 _OPENING = b'{"traceEvents":['
 
 
 class EventReader:
-    """Iterates over lists of events; afterwards ``header`` has what the file says around them."""
+    """Iterates over lists of events, or what the ``scanner`` made of them; afterwards ``header`` has what the file says
+    around them.
+    """
 
-    def __init__(self, path: Path, blocks: Iterator[bytes], notes: list[Note]) -> None:
+    def __init__(self, path: Path, blocks: Iterator[bytes], notes: list[Note], scanner: Scanner | None = None) -> None:
         self.path = path
         self.header: dict[str, Any] = {}
+        self._scanner = scanner
         self._notes = notes
         self._blocks = blocks
         self._pending = b""  # read, and not yet decoded; from the first event on
         self._opening = b""  # what makes the pending bytes JSON again
         self._is_last = False  # nothing comes after the pending bytes
         self._has_events = False
+        self._is_inside = False  # the pending bytes follow an event, and a comma comes first
+        self._unscanned_bytes = 0  # how many pending bytes held no whole event
 
-    def __iter__(self) -> Iterator[Sequence[Any]]:
+    def __iter__(self) -> Iterator[Sequence[Any] | Scanned]:
         """Raises TraceError, one line with the file and the cause, when nothing of it is a trace."""
         self._find_start()
         while not self._is_last:
-            events = self._next_events()
-            self._has_events |= bool(events)
-            yield events
+            if (scanned := self._scanned()) is not None:
+                yield scanned
+                if scanned.others:
+                    yield self._decode(b",".join(scanned.others)) or ()
+            if scanned is None or scanned.is_odd:
+                self._skip_comma()
+                events = self._next_events()
+                self._has_events |= bool(events)
+                yield events
+            elif len(self._pending) > LONGEST_EVENT_BYTES:
+                self._give_up()
             self._read_more()
+        self._skip_comma()
         yield self._last_events()
 
     # -- bytes
@@ -157,6 +178,27 @@ class EventReader:
             self._opening = _OPENING
             self.header = _header_in(self._pending[: match.end()] + b"]}")
             self._pending = self._pending[match.end() :]
+
+    # -- ordinary events
+
+    def _scanned(self) -> Scanned | None:
+        """None where nothing was scanned."""
+        text = self._pending
+        if self._scanner is None or not _is_utf8(text):
+            return None
+        if len(text) < 2 * self._unscanned_bytes:  # still inside one long event
+            return Scanned.nothing()
+        scanned = self._scanner.scan(text, self._is_inside)
+        self._unscanned_bytes = 0 if scanned.end else len(text)
+        self._pending = text[scanned.end :]
+        self._is_inside |= scanned.end > 0
+        self._has_events |= self._is_inside
+        return scanned
+
+    def _skip_comma(self) -> None:
+        if self._is_inside and (match := _COMMA.match(self._pending)):
+            self._pending = self._pending[match.end() :]
+        self._is_inside = False
 
     # -- a block with more to come
 
@@ -272,6 +314,16 @@ class EventReader:
         return events
 
 
+def _is_utf8(text: bytes) -> bool:
+    if text.isascii():
+        return True
+    try:
+        codecs.utf_8_decode(text, "strict", False)  # a character may be cut at the end
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def _event_of(text: bytes | msgspec.Raw) -> Any:
     try:
         return _EVENT_DECODER.decode(text)
@@ -295,9 +347,9 @@ def _header(file: _File) -> dict[str, Any]:
 
 def _header_in(text: bytes) -> dict[str, Any]:
     """What stands before the events; nothing where that is damaged beyond cleaning."""
-    for candidate in (text, clean(text)[0]):
+    for mended in (bytes, lambda damaged: clean(damaged)[0]):
         try:
-            return _header(msgspec.json.decode(candidate, type=_File))
+            return _header(_HEADER_DECODER.decode(mended(text)))
         except (msgspec.DecodeError, RecursionError):
             continue
     return {}

@@ -22,6 +22,7 @@ from .arguments import ITEM_BYTES, NO_NUMBER, Message, Tensors, integer_of
 from .blocks import ahead, blocks
 from .columns import Coded, ColumnBuilder, Tally
 from .events import EventReader
+from .scanner import scanner_of
 
 __all__ = ["EVENT_SCHEMA", "ITEM_BYTES", "Message", "Recording", "Tensors", "read_recording"]
 
@@ -96,7 +97,9 @@ def read_recording(path: Path, on_read: Progress = lambda read_bytes: None) -> R
     tally = Tally()
     columns = ColumnBuilder(tally)
     pieces = blocks(path, notes, on_read)
-    reader = EventReader(path, ahead(pieces) if _size(path) > _SMALL_BYTES else pieces, notes)
+    reader = EventReader(
+        path, ahead(pieces) if _size(path) > _SMALL_BYTES else pieces, notes, scanner_of(columns.text_codes)
+    )
     try:
         for events in reader:
             columns.add(events)

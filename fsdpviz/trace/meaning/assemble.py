@@ -13,7 +13,7 @@ import polars as pl
 from ...base.kinds import Kind
 from ...base.labels import Phase
 from ..kineto.reader import Recording
-from ..table import DTYPE, GROUP_SCHEMA, KIND, SPAN_SCHEMA, STEP_SCHEMA, Note
+from ..table import DTYPE, KIND, NO_GROUPS, NO_STEPS, SPAN_SCHEMA, STEP_SCHEMA, Note, frame_of
 from .groups import group_table
 from .lanes import lane_table
 from .rows import Rows
@@ -21,6 +21,8 @@ from .windows import Windows, depths
 
 KIND_CODE: dict[str, int] = {kind: code for code, kind in enumerate(Kind)}
 PHASE_CODE: dict[str, int] = {phase: code for code, phase in enumerate(Phase)}
+_KINDS = pl.Series(list(KIND_CODE), dtype=KIND)
+_PHASES = pl.Series([*PHASE_CODE, None], dtype=pl.String)
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +33,7 @@ class RankTables:
     lanes: pl.DataFrame
     steps: pl.DataFrame
     notes: tuple[Note, ...]
-    groups: pl.DataFrame = field(default_factory=lambda: pl.DataFrame(schema=GROUP_SCHEMA))
+    groups: pl.DataFrame = field(default_factory=lambda: NO_GROUPS)
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,33 +67,31 @@ def assembled(
         "start_ns": rows.start_ns,
         "duration_ns": rows.duration_ns,
         "name": rows.name.series(),
-        "kind": pl.Series(list(KIND_CODE), dtype=KIND)[decided.kind.astype(np.uint32)],
-        "unit": _texts(decided.units, decided.unit),
-        "phase": _texts(list(PHASE_CODE), decided.phase),
-        "step": _known(decided.step, decided.step >= 0).cast(pl.Int32),
+        "kind": _KINDS[decided.kind.astype(np.uint32)],
+        "unit": _coded(pl.Series([*decided.units, None], dtype=pl.String), decided.unit),
+        "phase": _coded(_PHASES, decided.phase),
+        "step": _known(decided.step, decided.step >= 0),
         "bytes": _known(decided.bytes, decided.bytes >= 0),
         **_said(rows, decided),
         "launch": _known(rows.correlation, rows.correlation > 0),
         "depth": depths(rows.lane, rows.start_ns, rows.end_ns),
-        "issued_lane": _known(decided.issued_lane, has_issue).cast(pl.Int32),
+        "issued_lane": _known(decided.issued_lane, has_issue),
         "issued_ns": _known(decided.issued_ns, has_issue),
     }
-    steps = decided.steps
     return RankTables(
-        spans=pl.DataFrame({name: columns[name] for name in SPAN_SCHEMA}, schema=SPAN_SCHEMA),
+        spans=frame_of(SPAN_SCHEMA, columns),
         lanes=lane_table(recording, rank, rows, decided.kind, decided.is_link, decided.main, lane_names),
-        steps=pl.DataFrame(
-            {
-                "rank": [rank] * len(steps),
-                "step": steps.names,
-                "start_ns": steps.start_ns,
-                "end_ns": steps.end_ns,
-            },
-            schema=STEP_SCHEMA,
-        ),
+        steps=_step_table(rank, decided.steps),
         notes=tuple(decided.notes),
         groups=group_table(rank, recording.header, rows.messages.values()),
     )
+
+
+def _step_table(rank: int, steps: Windows[int]) -> pl.DataFrame:
+    if not len(steps):
+        return NO_STEPS
+    columns = {"step": steps.names, "start_ns": steps.start_ns, "end_ns": steps.end_ns}
+    return frame_of(STEP_SCHEMA, {"rank": [rank] * len(steps), **columns})
 
 
 def _said(rows: Rows, decided: Decided) -> dict[str, pl.Series]:
@@ -115,16 +115,25 @@ def _said(rows: Rows, decided: Decided) -> dict[str, pl.Series]:
 
 def _sparse(values: dict[int, Any], count: int, dtype: Any) -> pl.Series:
     """A column that has values in some rows only."""
+    if not values:
+        return _nulls(count, dtype)
     at = np.full(count, len(values), np.uint32)
     at[list(values)] = np.arange(len(values), dtype=np.uint32)
     return pl.Series([*values.values(), None], dtype=dtype)[at]
 
 
-def _texts(values: list[str], codes: np.ndarray) -> pl.Series:
-    at = np.where(codes < 0, len(values), codes).astype(np.uint32)
-    return pl.Series([*values, None], dtype=pl.String)[at]
+def _coded(values: pl.Series, codes: np.ndarray) -> pl.Series:
+    """The value of each code; the last, which is null, at −1."""
+    return values[np.where(codes < 0, len(values) - 1, codes).astype(np.uint32)]
 
 
 def _known(values: np.ndarray, is_known: np.ndarray) -> pl.Series:
-    series = pl.Series(values, dtype=pl.Int64)
-    return series if is_known.all() else series.set(pl.Series(~is_known), None)
+    if is_known.all():
+        return pl.Series(values, dtype=pl.Int64)
+    if not is_known.any():
+        return _nulls(len(values), pl.Int64)
+    return pl.Series(values, dtype=pl.Int64).set(pl.Series(~is_known), None)
+
+
+def _nulls(count: int, dtype: Any) -> pl.Series:
+    return pl.Series([None], dtype=dtype).new_from_index(0, count)

@@ -41,6 +41,7 @@ _COLLECTIVE_KERNEL = re.compile(
 )
 # one of them is in every name that the pattern matches; kernels' names are long, and looking for words is fast
 _COLLECTIVE_WORDS = ("ccl", "multimem", "_shot_", "deep_ep", "reduce", "gather", "toall", "to_all")
+_NO_LETTER = re.compile(r"[^a-z0-9]")
 _COPIES = (
     (re.compile(r"HtoD|HostToDevice|H2D", re.IGNORECASE), Kind.H2D),
     (re.compile(r"DtoH|DeviceToHost|D2H", re.IGNORECASE), Kind.D2H),
@@ -64,7 +65,7 @@ def collective_in(text: str) -> Kind | None:
 
 
 def _first_collective(text: str) -> Kind | None:
-    plain = re.sub(r"[^a-z0-9]", "", text.lower())
+    plain = _NO_LETTER.sub("", text.lower())
     return next((kind for word, kind in _COLLECTIVES if word in plain), None)
 
 
@@ -80,6 +81,12 @@ def link_kind(name: str) -> Kind | None:
     """The kind of a range ``fsdpviz::<collective or copy> (unit)``: a transfer over an emulated link."""
     label = parse_label(name)
     return _LINK_KINDS.get(label.phase) if label and label.family == "fsdpviz" else None
+
+
+def link_bytes(name: str) -> int | None:
+    """What a range of an emulated transfer says that it carries; None where it leaves that to what runs inside it."""
+    label = parse_label(name)
+    return label.payload_bytes if label else None
 
 
 def device_kind(category: str, name: str, collective: str, parent: str) -> Kind:

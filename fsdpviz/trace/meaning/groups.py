@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import polars as pl
 
-from ..table import GROUP_SCHEMA
+from ..table import GROUP_SCHEMA, NO_GROUPS
 
 if TYPE_CHECKING:
     from ..kineto.reader import Message
@@ -35,7 +35,7 @@ def group_table(rank: int, header: Mapping[str, Any], messages: Iterable[Message
         before = found.get(name, {})
         found[name] = {key: stated[key] if stated[key] is not None else before.get(key) for key in stated}
     rows = [{"rank": rank, "group": name, **known} for name, known in found.items()]
-    return pl.DataFrame(rows, schema=GROUP_SCHEMA)
+    return pl.DataFrame(rows, schema=GROUP_SCHEMA) if rows else NO_GROUPS
 
 
 def role_of(description: str | None) -> str | None:

@@ -11,10 +11,11 @@ import polars as pl
 
 from ...base.kinds import COMPUTATION, WORK, Kind
 from ..kineto.reader import Recording
-from ..table import LANE_SCHEMA
+from ..table import LANE_SCHEMA, frame_of
 from .rows import Rows
 
 _THREAD_NAME = re.compile(r"^thread -?\d+ \((?P<name>.*)\)$")
+_NUMBER = re.compile(r"\d+")
 _STEP = re.compile(r"^ProfilerStep")
 _GLOO = re.compile(r"^gloo:")
 _BACKWARD = re.compile(r"^autograd::engine::")
@@ -78,7 +79,8 @@ def lane_table(
     primary = max(lanes, key=lambda row: (row["compute_ns"], row["lane"] == main))["lane"] if lanes else -1
     order = sorted(lanes, key=lambda row: _order(row, primary, main))
     place = {row["lane"]: index for index, row in enumerate(order)}
-    return pl.DataFrame(
+    return frame_of(
+        LANE_SCHEMA,
         {
             "rank": [rank] * count,
             "lane": columns["lane"],
@@ -88,7 +90,6 @@ def lane_table(
             "thread": rows.threads,
             "sort": [place[lane] for lane in columns["lane"]],
         },
-        schema=LANE_SCHEMA,
     )
 
 
@@ -101,7 +102,7 @@ def _order(row: dict, primary: int, main: int) -> tuple:
         group = 2
     else:
         group = 3
-    number = re.search(r"\d+", row["thread"])
+    number = _NUMBER.search(row["thread"])
     return (
         group,
         row["is_profiler"],

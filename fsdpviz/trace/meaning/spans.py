@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
+from pathlib import Path
 
 import numpy as np
 
 from ...base.kinds import COMMUNICATION, Kind
 from ...base.labels import Phase, parse_label
-from ..kineto.columns import Codes
+from ..kineto.columns import Coded, Codes
 from ..kineto.reader import Recording, Tensors
 from ..table import Note
 from . import gloo
@@ -24,6 +25,7 @@ from .classify import (
     is_cpu_work,
     is_optimizer_kernel,
     is_wait_argument,
+    link_bytes,
     link_kind,
 )
 from .lanes import main_lane
@@ -48,6 +50,13 @@ _LINKS = re.compile(r"^fsdpviz::")
 def rank_tables(recording: Recording, rank: int, lane_names: Mapping[str, str] | None = None) -> RankTables:
     """The spans, lanes and steps of one recording, as ``rank``. ``lane_names`` are by thread id."""
     return _Rank(recording, rank).tables(lane_names or {})
+
+
+def use_once() -> None:
+    """Makes the tables of one span. See [Note: first use]."""
+    codes = dict.fromkeys(("category", "name", "process", "thread"), Coded(np.zeros(1, np.int32), ["cpu_op"]))
+    numbers = dict.fromkeys(("start_ns", "duration_ns", "correlation", "bytes"), np.zeros(1, np.int64))
+    rank_tables(Recording(Path(), codes, numbers, {}, {}, {}, {}, ()), 0)
 
 
 class _Rank:
@@ -249,7 +258,7 @@ class _Rank:
 
     def _join_links(self, ranges: list[gloo.Span], kinds: dict[int, Kind], issuer_of: dict[int, int]) -> None:
         """Each emulated transfer is the collective; gloo's real one inside it lends its bytes and becomes
-        host.
+        host. A copy has none inside it, and its label says its bytes.
         """
         rows = ((row, link_kind(self.rows.name_of(row))) for row in self._rows_named(_LINKS))
         links = [self._span(row, kind) for row, kind in rows if kind is not None]
@@ -265,7 +274,8 @@ class _Rank:
             self.kind[link.row] = KIND_CODE[link.kind]
             self.is_link[link.row] = True
             sizes = [int(self.bytes[row]) for row in lent.get(link.row, []) if self.bytes[row] >= 0]
-            self._set_bytes(link.row, sum(sizes) if sizes else None)
+            stated = link_bytes(self.rows.name_of(link.row))
+            self._set_bytes(link.row, sum(sizes) if sizes else stated)
         self._take_phase_from_main([link.row for link in links])
         real = sorted(row for rows in lent.values() for row in rows)
         self.kind[real] = KIND_CODE[Kind.HOST]
