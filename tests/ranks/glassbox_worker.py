@@ -17,7 +17,8 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,7 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from fsdpviz.engine.glassbox import CpuAccelerator, Policy, Pools, ShardedModel, ShardedOptimizer, Tier
 from fsdpviz.engine.glassbox.accelerator import Cargo, Event, Lane, Stream
 from fsdpviz.engine.glassbox.build import replayed_peaks
+from fsdpviz.engine.glassbox.unit import Unit, full_of
 from fsdpviz.engine.glassbox.wrapping import by_rule, by_size
 from fsdpviz.schedule import step_events
 
@@ -602,6 +604,74 @@ class Racing(CpuAccelerator):
     def stream(self, lane: Lane) -> Stream:
         stream = super().stream(lane)
         return _Forgets(stream) if lane is self._racing else stream
+
+
+class _NotWaitedFor:
+    """An event that compute passes at once; other streams still wait."""
+
+    def __init__(self, event: Event) -> None:
+        self.synchronize = event.synchronize
+
+    def wait(self) -> None:
+        pass
+
+
+class _RunsAhead:
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def submit(self, label: str, work: Callable[[], None], after: Any = (), cargo: Cargo | None = None) -> Event:
+        return _NotWaitedFor(self._stream.submit(label, work, after, cargo))
+
+
+class RunningAhead(CpuAccelerator):
+    """The build in which compute does not wait for its gathers, which are late."""
+
+    def __init__(self) -> None:
+        super().__init__(jitter=lambda lane: 2e-3 if lane is Lane.GATHER else 0.0)
+        self.races = True
+
+    def stream(self, lane: Lane) -> Stream:
+        stream = super().stream(lane)
+        return _RunsAhead(stream) if lane is Lane.GATHER and self.races else stream
+
+
+@contextmanager
+def poisoned() -> Iterator[None]:
+    """Freed parameters become NaN and keep their memory.
+
+    Compute that does not wait frees a unit whose gather is still to come, and gloo would write into memory that is
+    gone: the process ends. With memory that stays, whoever reads too early reads NaN, and the result shows it.
+    """
+
+    def free(unit: Unit) -> None:
+        unit._show(full=False)
+        for held in unit._held:
+            full_of(held).fill_(torch.nan)
+        unit._accelerator.pools.device.give(unit.full_bytes)
+
+    before = Unit._free_full
+    Unit._free_full = free  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        Unit._free_full = before
+
+
+@check
+def planted_race_at_gather() -> dict[str, Any]:
+    """Compute runs ahead of its gathers, in builds that poison; and nothing but that reads what is freed."""
+    found: dict[str, Any] = {"ran ahead": 0, "none": 0}
+    for policy in (Policy(), Policy(forward_depth=0, backward_depth=0), Policy(reshard_after_forward=False)):
+        right = digest_of(policy, CpuAccelerator(), None, "")
+        with poisoned():
+            found["none"] += digest_of(policy, CpuAccelerator(), None, "") != right
+            model, optimizer = sharded(seeded(), policy, accelerator=(accelerator := RunningAhead()))
+            train(model, optimizer, 2)
+            accelerator.races = False
+            found["ran ahead"] += digest(model) != right
+            model.close()
+    return found
 
 
 @check

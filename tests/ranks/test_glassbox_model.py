@@ -181,6 +181,10 @@ def test_a_planted_race_is_caught(found: dict[str, Any]) -> None:
     assert all(count > 0 for count in caught.values()), caught
 
 
+def test_compute_that_does_not_wait_for_its_gather_is_caught(found: dict[str, Any]) -> None:
+    assert found["planted_race_at_gather"] == {"ran ahead": 3, "none": 0}
+
+
 ERRORS = {
     "degree": "ranks don't divide by shard",
     "part": "must divide the shard group",

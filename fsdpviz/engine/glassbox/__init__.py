@@ -10,6 +10,7 @@ from .cpu import CpuAccelerator
 from .cuda import CudaAccelerator
 from .model import ShardedModel
 from .optimizer import ShardedOptimizer
+from .scaling import ShardedGradScaler
 from .wrapping import by_block, by_rule, by_size
 
 __all__ = [
@@ -17,6 +18,7 @@ __all__ = [
     "CudaAccelerator",
     "Policy",
     "Pools",
+    "ShardedGradScaler",
     "ShardedModel",
     "ShardedOptimizer",
     "Tier",

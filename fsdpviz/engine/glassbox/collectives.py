@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 
 from ...base.errors import FsdpvizError
 from ...experiment import Mesh
@@ -63,6 +64,7 @@ class Collectives:
         replicas = [replicate_group(mesh, r) for r in range(mesh.shard)]
         self.agreement = Agreement(rank, mesh.world_size)
         self._training_thread = threading.current_thread()
+        self._device_mesh: DeviceMesh | None = None  # made when a state dict is first asked for
         self._gather = _Groups(shards, rank)
         self._reduce = _Groups(shards, rank)
         self._replicate = _Groups(replicas, rank) if mesh.replicate > 1 else None
@@ -112,6 +114,28 @@ class Collectives:
     def sum_over_shards(self, value: torch.Tensor) -> None:
         """Sums a small tensor over the shard group, in place. To be run on the gather stream, whose group it uses."""
         self._carry_out(lambda async_op: dist.all_reduce(value, group=self._gather.of(0), async_op=async_op))
+
+    def most_of_all(self, value: torch.Tensor) -> None:
+        """The largest of all ranks', in place: within the shard group, then across replicas. To be run on the gather
+        stream while no other collective is under way."""
+        for groups in (self._gather, self._replicate):
+            if groups is not None:
+                group = groups.of(0)
+                self._carry_out(
+                    lambda async_op, group=group: dist.all_reduce(value, dist.ReduceOp.MAX, group, async_op=async_op)
+                )
+
+    def device_mesh(self) -> DeviceMesh:
+        """The mesh of (replicas ×) shard ranks over the groups that are there, for DTensors that lie on the CPU."""
+        if self._device_mesh is None and self._replicate is None:
+            self._device_mesh = DeviceMesh.from_group(self._gather.of(0), "cpu", mesh_dim_names=("shard",))
+        elif self._device_mesh is None:
+            assert self._replicate is not None
+            groups = [self._replicate.of(0), self._gather.of(0)]
+            ranks = torch.arange(self.mesh.world_size).view(self.mesh.replicate, self.mesh.shard)
+            names = ("replicate", "shard")
+            self._device_mesh = DeviceMesh.from_group(groups, "cpu", mesh=ranks, mesh_dim_names=names)
+        return self._device_mesh
 
     def close(self) -> None:
         """Ends the groups, whose sockets would otherwise last as long as the job. Collective over all ranks."""

@@ -38,7 +38,7 @@ from .carry_out import COLLECTIVES, carry_out
 from .collectives import Collectives
 from .held import UnitContext
 from .precision import Division, Precision, cast
-from .state import full_state_dict, load_full_state_dict
+from .saved import Saved
 from .unit import State, Unit
 from .wrapping import by_block
 
@@ -53,7 +53,7 @@ class Pass(StrEnum):
     BACKWARD = "backward"
 
 
-class ShardedModel(nn.Module):
+class ShardedModel(Saved, nn.Module):
     """``module`` with its parameters sharded over ``sharding_degree`` ranks and replicated over the rest.
 
     Making one is collective over all ranks, and so are forward and backward. Every rank starts from rank 0's values.
@@ -145,18 +145,6 @@ class ShardedModel(nn.Module):
         finally:
             self._reduces = before
 
-    def full_state_dict(self) -> dict[str, torch.Tensor]:
-        """Every parameter and buffer, whole and on the CPU, by original name. Collective over all ranks."""
-        self.abandon()
-        self.check_writes(wait=True)
-        return full_state_dict(self)
-
-    def load_full_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Takes this rank's shards from whole parameters and buffers, saved by any world size. All ranks call it."""
-        self.abandon()
-        self.accelerator.compute_event().synchronize()  # copies in may still read what the host is about to write
-        load_full_state_dict(self, state)
-
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
@@ -237,7 +225,7 @@ class ShardedModel(nn.Module):
                 self._carry_out(self._scheduler.after_forward(name, will_backward=trains))
                 if name == ROOT and not trains:
                     self._carry_out(self._scheduler.end_backward())
-                if self.precision.output is not None:
+                if self.precision.output is not None and name == ROOT:
                     output = tree_map(lambda value: cast(value, self.precision.output), output)
             for tensor in tree_leaves(output):
                 if isinstance(tensor, torch.Tensor) and tensor.requires_grad:

@@ -23,6 +23,7 @@ from ...schedule import Tier, crosses
 from .accelerator import Event, Lane
 from .build import check_memory
 from .model import ShardedModel
+from .sharded_state import load_sharded_optimizer_state, sharded_optimizer_state
 from .storage import place, pool_of
 from .unit import Unit
 from .visits import Guest, Visit
@@ -133,10 +134,18 @@ class ShardedOptimizer(torch.optim.Optimizer):
         return norm
 
     def state_dict(self) -> dict[str, Any]:
-        return self._inner.state_dict()
+        """State as DTensors by parameter name, and groups of names, for distributed checkpoints. Collective."""
+        self._model.abandon()
+        self._model.check_writes(wait=True)
+        return sharded_optimizer_state(self._model, self._inner)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._inner.load_state_dict(state_dict)
+        """Takes what ``state_dict`` of any world size gave. Collective over all ranks."""
+        self._model.abandon()
+        load_sharded_optimizer_state(self._model, self._inner, state_dict)
+        for unit in self._model.units().values():
+            self._settle_state(unit)
+            unit.store.rewritten()
 
     def _step_by_turns(self) -> None:
         """Steps one unit after the other; what the next one needs comes while this one steps, see ``visits.py``."""

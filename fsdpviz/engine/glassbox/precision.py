@@ -14,7 +14,8 @@ from ...base.errors import FsdpvizError
 class Precision:
     """``shard`` is what the optimizer sees, ``param`` what is gathered and computed with, ``reduce`` what is summed.
 
-    ``output`` is what floating-point outputs of units are cast to; None leaves them.
+    ``output`` is what the model's floating-point outputs are cast to; None leaves them. Between units nothing is cast,
+    since the root's own layers compute in ``param``.
     """
 
     shard: torch.dtype = torch.float32

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 from ...base.errors import FsdpvizError
 from ...base.labels import loop_label
 from .accelerator import Lane
 from .held import Held
 from .layout import Slot
+from .wrapping import clean_name
 
 if TYPE_CHECKING:
     from .model import ShardedModel
@@ -27,16 +29,16 @@ def full_state_dict(model: ShardedModel) -> dict[str, torch.Tensor]:
         held = [each for each in (unit.trainable, unit.frozen) if each.region.slots]
         sizes = [each.region.shard_numel for each in held]
         for each, shard in zip(held, unit.store.tensor.split(sizes), strict=True):
-            full = _gathered(model, unit.name, each, shard)
+            full = gathered(model, unit.name, shard)
             for slot, names in zip(each.region.slots, each.names, strict=True):
                 whole = full[slot.start : slot.stop].view(slot.shape).clone()
                 state |= dict.fromkeys(names, whole)
-    return state | {name: buffer.detach().cpu().clone() for name, buffer in model.module.named_buffers()}
+    return state | {name: buffer.detach().cpu().clone() for name, buffer in persistent_buffers(model.module).items()}
 
 
 def load_full_state_dict(model: ShardedModel, state: Mapping[str, torch.Tensor]) -> None:
     """Takes this rank's pieces out of whole parameters, by their original names. Every rank does; not collective."""
-    buffers = dict(model.module.named_buffers())
+    buffers = persistent_buffers(model.module)
     names = {
         names[0] for unit in model.units().values() for held in (unit.trainable, unit.frozen) for names in held.names
     }
@@ -61,10 +63,11 @@ def _load_piece(model: ShardedModel, held: Held, slot: Slot, shard: torch.Tensor
         shard.copy_(whole.flatten()[first : first + shard.numel()])
 
 
-def _gathered(model: ShardedModel, unit: str, held: Held, shard: torch.Tensor) -> torch.Tensor:
-    device = model.accelerator.device
+def gathered(model: ShardedModel, unit: str, shard: torch.Tensor) -> torch.Tensor:
+    """The equal shards of all ranks of the shard group end to end, on the CPU. Collective over that group."""
     model.collectives.agreement.note(f"all_gather of {unit} for the state")
-    full = torch.empty(held.region.full_numel, dtype=shard.dtype, device=device)
+    device = model.accelerator.device
+    full = torch.empty(shard.numel() * model.collectives.mesh.shard, dtype=shard.dtype, device=device)
     on_device = shard.to(device)
     event = model.accelerator.stream(Lane.GATHER).submit(
         loop_label("all_gather", unit),
@@ -73,3 +76,13 @@ def _gathered(model: ShardedModel, unit: str, held: Held, shard: torch.Tensor) -
     )
     event.wait()
     return full.cpu()
+
+
+def persistent_buffers(module: nn.Module) -> dict[str, torch.Tensor]:
+    """The buffers that a state dict has, by the original names."""
+    return {
+        clean_name(f"{prefix}.{name}" if prefix else name): buffer
+        for prefix, child in module.named_modules()
+        for name, buffer in child._buffers.items()
+        if buffer is not None and name not in child._non_persistent_buffers_set
+    }
