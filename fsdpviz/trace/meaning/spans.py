@@ -51,11 +51,10 @@ def rank_tables(recording: Recording, rank: int, lane_names: Mapping[str, str] |
     return _Rank(recording, rank).tables(lane_names or {})
 
 
-def use_once() -> None:
-    """Makes the tables of one span. See [Note: first use]."""
+def tables_of_one_span() -> RankTables:
     codes = dict.fromkeys(("category", "name", "process", "thread"), Coded(np.zeros(1, np.int32), ["cpu_op"]))
     numbers = dict.fromkeys(("start_ns", "duration_ns", "correlation", "bytes"), np.zeros(1, np.int64))
-    rank_tables(Recording(Path(), codes, numbers, {}, {}, {}, {}, ()), 0)
+    return rank_tables(Recording(Path(), codes, numbers, {}, {}, {}, {}, ()), 0)
 
 
 class _Rank:
