@@ -183,7 +183,7 @@ def overlap(count: int) -> dict[str, Any]:
     forward, the first of backward (the last block was freed just before), the last reduction: 2.4 f. On a CPU the
     real transfers take their copying from the cores that compute, which a GPU and its network card do not: side_cpu.
     """
-    blocks, width = 20, 384  # many samples a weight: the real transfers stay small beside compute
+    blocks, width = 24, 384  # many samples a weight: the real transfers stay small beside compute
     inputs = torch.randn(8192, width)
     forward_s = block_forward_s(stack(blocks, width), inputs)
     gather_ms = 0.8 * forward_s * 1e3
@@ -245,7 +245,7 @@ def offload(count: int, copy_in: float = 1.2) -> dict[str, Any]:
     No schedule beats max(compute, all copies in), and none hides the first copy and gather, nor the last reduction,
     copy out, and step.
     """
-    blocks, width = 12, 384
+    blocks, width = 16, 384
     inputs = torch.randn(8192, width)
     forward_ms = block_forward_s(stack(blocks, width), inputs) * 1e3
     shard_bytes = 4 * (width * width + width) / 2
