@@ -37,7 +37,10 @@ class MemoryWatch:
         self._parameters = _storages(training.model.parameters())
         self._peaks = {"gathered_peak_bytes": 0, "gradient_peak_bytes": 0, "sampled_peak_bytes": 0}
         steps = training.experiment.steps
-        self._accounted_step = max(steps.warmup - 1, 0)  # sampling costs time, so not in a measured step
+        # sampling costs time, so not in a measured step; and an engine that counts by itself may have other threads
+        # that set gradients, which nobody may read meanwhile
+        counts_itself = training.engine.accounted_memory() is not None
+        self._sampled_step = None if counts_itself else max(steps.warmup - 1, 0)
         self._first_measured = steps.warmup
         if self._is_cuda and training.experiment.capture.memory_snapshot:
             torch.cuda.memory._record_memory_history(max_entries=200_000)
@@ -48,7 +51,7 @@ class MemoryWatch:
             if step == self._first_measured:
                 torch.cuda.reset_peak_memory_stats(self._training.context.device)
             yield
-        elif step == self._accounted_step:
+        elif step == self._sampled_step:
             handles = self._hook_units()
             try:
                 yield

@@ -15,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from ..base.units import format_memory
+from ..trace.kineto.scanner import is_compiled
 
 SHARED_MEMORY_NEED_BYTES = 256 << 20  # what NCCL and data loaders take on a small node
 DISK_NEED_BYTES = 1 << 30
@@ -39,7 +40,7 @@ class Finding:
 
 def examine() -> list[Finding]:
     """All findings, versions first. Imports torch, so it takes some seconds; starts no process."""
-    return [*_versions(), *_torch(), _memory(), _shared_memory(), _ports(), _disk(), *_notebook()]
+    return [*_versions(), *_torch(), _reader(), _memory(), _shared_memory(), _ports(), _disk(), *_notebook()]
 
 
 def gpu_count() -> int:
@@ -75,6 +76,13 @@ def _torch() -> list[Finding]:
         _prefetch_on_cpu(),
         *_custom_gather(),
     ]
+
+
+def _reader() -> Finding:
+    if is_compiled():
+        return Finding("trace reader", State.OK, "compiled")
+    mend = "install a C compiler, then fsdpviz again with pip's --force-reinstall --no-deps"
+    return Finding("trace reader", State.LIMITED, "not compiled: large traces open about half as fast", mend)
 
 
 def _devices(has_cuda: bool, gpus: int) -> list[Finding]:

@@ -21,11 +21,9 @@ from .files.runs import note_other_rank, note_unread, read_run
 from .files.selection import Window, chosen, selected
 from .files.sources import Found, Paths, find_sources
 from .meaning.recorder_join import with_recorder
-from .meaning.spans import RankTables, use_once
+from .meaning.spans import RankTables, tables_of_one_span
 from .reading.readers import read_all
 from .table import GROUP_SCHEMA, LANE_SCHEMA, SPAN_SCHEMA, STEP_SCHEMA, Note, Trace
-
-use_once()
 
 
 def open_trace(
@@ -143,3 +141,6 @@ def _summed(notes: Sequence[Note]) -> tuple[Note, ...]:
         before = summed.get(note.what)
         summed[note.what] = Note(note.what, before.count + note.count, before.example) if before else note
     return tuple(summed.values())
+
+
+aligned(_joined([tables_of_one_span()], Provenance.RECORDED_ELSEWHERE, [], {}))  # see [Note: first use]

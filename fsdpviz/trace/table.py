@@ -168,7 +168,8 @@ class Trace:
 
     @cached_property
     def ranks(self) -> list[int]:
-        return np.unique(self.spans["rank"].to_numpy()).tolist()
+        ranks = self.spans["rank"].to_numpy()  # one after the other, so that few rows differ from the one before
+        return np.unique(ranks[np.flatnonzero(np.diff(ranks, prepend=-1))]).tolist()
 
     @cached_property
     def origin_ns(self) -> int:

@@ -78,6 +78,9 @@ def test_the_parent_beats_the_argument_and_the_argument_the_name() -> None:
     [
         ("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", "", Kind.H2D),
         ("gpu_memcpy", "Memcpy HtoD (Pageable -> Device)", "", Kind.H2D),
+        ("gpu_memcpy", "Memcpy HtoA (Pageable -> Array)", "", Kind.H2D),
+        ("gpu_memcpy", "Memcpy AtoH (Array -> Pageable)", "", Kind.D2H),
+        ("gpu_memcpy", "Memcpy DtoA (Device -> Array)", "", Kind.D2D),
         ("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", "", Kind.D2H),
         ("gpu_memcpy", "Memcpy DtoD (Device -> Device)", "nccl:all_gather", Kind.D2D),
         ("gpu_memcpy", "Memcpy PtoP (Device -> Device)", "", Kind.P2P),

@@ -175,6 +175,14 @@ def test_missing_and_negative_times_are_noted(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize("more", [{}, {"odd": True}])  # read by the scanner, and past it
+def test_a_range_that_was_open_when_the_profiler_stopped_is_noted(tmp_path: Path, more: dict) -> None:
+    left = mark("gloo:all_gather", 1, 9, finished=False) | ({"tid": 1.5} if more else {})
+    recording = read_recording(write_trace(tmp_path / "t.json", [op("a", 0, 1, finished=True), left], rank=0))
+    noted = [note for note in recording.notes if note.what.startswith("ranges still open")]
+    assert [(note.count, note.example) for note in noted] == [(1, "gloo:all_gather")]
+
+
 def test_names_and_ids_of_any_type_become_text(tmp_path: Path) -> None:
     events = [
         {**op("x", 1, 1), "name": 5, "pid": None, "tid": 1.5, "cat": None},

@@ -83,13 +83,22 @@ def test_two_gpus_in_one_file_are_two_ranks(tmp_path: Path) -> None:
     ("gpus", "ranks", "note"),
     [
         ((2, 5), [2, 5], "ranks taken from the GPUs' numbers"),
-        ((0, 0), [0, 1], "ranks numbered in the order of GPU and process"),  # each process sees its own GPU only
+        ((0, 0), [0, 1], "ranks that no file tells"),  # each process sees its own GPU only
     ],
 )
 def test_ranks_from_gpus(tmp_path: Path, gpus: tuple[int, int], ranks: list[int], note: str) -> None:
     trace = made(tmp_path / "t.sqlite", tables(gpus=gpus))
     assert trace.ranks == ranks
     assert trace.notes[0].what.startswith(note)
+
+
+def test_two_hosts_that_each_number_their_gpus_from_0(tmp_path: Path) -> None:
+    for host in ("a", "b"):
+        write_export(tmp_path / f"host_{host}.sqlite", tables(), STRINGS)
+    trace = open_trace(tmp_path)
+    assert trace.ranks == [0, 1, 2, 3]
+    assert [Path(file).name for file in trace.about["files"].values()] == [f"host_{host}.sqlite" for host in "aabb"]
+    assert [(note.what[:24], note.count) for note in trace.notes] == [("ranks that no file tells", 4)]
 
 
 def test_nccl_says_the_rank_where_its_payloads_were_exported(tmp_path: Path) -> None:
@@ -145,7 +154,7 @@ def test_what_is_left_out_or_mended_is_counted(tmp_path: Path) -> None:
         "GPU rows that do not end after they start, taken as 0 long": 1,
         "calls and ranges of processes that used no GPU, left out": 1,
         "device spans without a launch in the file: no unit, no phase": 2,
-        "files that tell no rank, numbered in order": 1,
+        "ranks that no file tells, numbered in the order of files, GPUs and processes": 1,
     }
     assert row(trace, 0, name="cut by the end")["duration_ns"] == 0  # no range starts or ends later
     assert row(trace, 0, name="kernel without a name")["duration_ns"] == 10

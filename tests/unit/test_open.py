@@ -20,6 +20,8 @@ from fsdpviz.trace.table import LANE_SCHEMA, SPAN_SCHEMA, STEP_SCHEMA
 
 recordings = pytest.mark.skipif(not KINETO.is_dir(), reason="the shared recordings are not here")
 
+NUMBERED = "ranks that no file tells, numbered in the order of files, GPUs and processes"
+
 
 def counts(trace: Trace) -> Counter[str]:
     return Counter(trace.spans["kind"].cast(pl.String).to_list())
@@ -43,7 +45,7 @@ def counts(trace: Trace) -> Counter[str]:
 def test_the_rank_comes_from_the_names_when_the_file_is_silent(tmp_path: Path, name: str, rank: int) -> None:
     trace = open_trace(write_trace(tmp_path / "job" / name, [op("aten::mm", 1, 1)]))
     assert trace.ranks == [rank]
-    assert [note.what for note in trace.notes] == (["files that tell no rank, numbered in order"] if rank == 0 else [])
+    assert [note.what for note in trace.notes] == ([NUMBERED] if rank == 0 else [])
 
 
 def test_what_the_file_says_beats_its_name(tmp_path: Path) -> None:

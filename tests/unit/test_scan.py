@@ -102,7 +102,17 @@ values = st.recursive(
     max_leaves=4,
 )
 KEYS = ["ph", "cat", "name", "pid", "tid", "ts", "dur", "args", "id"]
-ARGS = ["correlation", "bytes", "Fwd thread id", "Collective name", "Process Group Name", "Input Dims", "dtype", "Seq"]
+ARGS = [
+    "correlation",
+    "bytes",
+    "Fwd thread id",
+    "Collective name",
+    "Process Group Name",
+    "Input Dims",
+    "dtype",
+    "Seq",
+    "finished",
+]
 args = st.dictionaries(st.sampled_from(ARGS), values, max_size=4)
 event = st.builds(
     lambda base, changes, gone, more: {

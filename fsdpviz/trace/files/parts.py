@@ -33,6 +33,7 @@ class Part:
     tables: RankTables
     rank: int | None = None  # that the file itself states
     rank_by_name: int | None = None
+    rank_by_gpu: int | None = None  # its GPU's number, where a file of several GPUs states no rank
     about: Mapping[str, Any] = field(default_factory=dict)
     short_name: str = ""
     role: Role = Role.TRACE

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -54,12 +54,20 @@ def ranked(parts: Sequence[Part], notes: list[Note]) -> dict[int, Part]:
             raise TraceError(_both(known[rank], part, rank))
         else:
             known[rank] = part
-    free = (number for number in range(len(parts)) if number not in set(known))
-    for part in unknown:
-        known[next(free)] = part
+    return dict(sorted((known | _numbered(unknown, known, notes)).items()))
+
+
+def _numbered(unknown: Sequence[Part], known: Collection[int], notes: list[Note]) -> dict[int, Part]:
+    """By their GPUs' numbers where those differ, as on one host; else in order."""
+    by_gpu = {part.rank_by_gpu: part for part in unknown if part.rank_by_gpu is not None}
+    if unknown and len(by_gpu) == len(unknown) and not by_gpu.keys() & set(known):
+        notes.append(Note("ranks taken from the GPUs' numbers; the export does not tell them", len(unknown)))
+        return {gpu: part for gpu, part in by_gpu.items() if gpu is not None}
+    free = (number for number in range(len(known) + len(unknown)) if number not in known)
     if unknown:
-        notes.append(Note("files that tell no rank, numbered in order", len(unknown), unknown[0].short_name))
-    return dict(sorted(known.items()))
+        what = "ranks that no file tells, numbered in the order of files, GPUs and processes"
+        notes.append(Note(what, len(unknown), unknown[0].short_name))
+    return dict(zip(free, unknown, strict=False))
 
 
 def _both(first: Part, second: Part, rank: int) -> str:

@@ -36,6 +36,7 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
     sequence: Any = msgspec.field(default=None, name="Seq")
     forward_thread: Any = msgspec.field(default=None, name="Fwd thread id")
+    finished: Any = None  # false where the profiler stopped first
 
 
 NO_ARGS = Args()

@@ -177,7 +177,8 @@ class ColumnBuilder:
         for columns, values in ((_INTEGERS, scanned.numbers), (self._codes, scanned.codes)):
             for column, piece in zip(columns, values, strict=True):
                 self._pieces[column].append(piece)
-        is_differentiated, has_message = scanned.flags
+        is_differentiated, has_message, is_open = scanned.flags
+        self._note_open(scanned.codes[1], np.flatnonzero(is_open))
         self._differentiated.append(np.flatnonzero(is_differentiated) + self._rows)
         with_message, with_tensors = np.flatnonzero(has_message), np.flatnonzero(self._carried(scanned.codes[1]))
         self._keep(with_message, with_tensors, scanned.args(np.union1d(with_message, with_tensors)))
@@ -217,10 +218,17 @@ class ColumnBuilder:
         sizes[copies] = _integers([args[index].nbytes for index in copies])
         pieces["bytes"].append(sizes)
         self._keep_differentiated([arg.forward_thread for arg in args])
+        is_open = [index for index, arg in enumerate(args) if arg.finished is False]
+        self._note_open(pieces["name"][-1], np.array(is_open, np.int64))
         with_message = [i for i, arg in enumerate(args) if arg.group is not None or arg.collective is not None]
         with_tensors = np.flatnonzero(self._carried(pieces["name"][-1]))
         self._keep(np.array(with_message, np.int64), with_tensors, dict(enumerate(args)))
         self._rows += len(spans)
+
+    def _note_open(self, names: np.ndarray, rows: np.ndarray) -> None:
+        if len(rows):
+            name = list(self._codes["name"].by_text)[names[rows[0]]]
+            self._tally.add("ranges still open when the profiler stopped, which is their end", len(rows), name[:60])
 
     def _keep_differentiated(self, forward_threads: list[Any]) -> None:
         """An operator that autograd recorded has a sequence number and forward thread 0; its backward has a thread."""

@@ -45,6 +45,7 @@ cdef struct Event:
     bint is_differentiated
     bint has_group
     bint has_collective
+    bint is_open
 
 
 # -- values of an event
@@ -140,7 +141,7 @@ cdef Py_ssize_t arguments(Text text, Py_ssize_t at, Py_ssize_t end, Event *event
     cdef Token token
     cdef Py_ssize_t value
     event.correlation = event.bytes = NO_NUMBER
-    event.is_differentiated = event.has_group = event.has_collective = False
+    event.is_differentiated = event.has_group = event.has_collective = event.is_open = False
     event.args_begin = event.args_end = 0
     if at >= end:
         return CUT
@@ -171,6 +172,9 @@ cdef Py_ssize_t arguments(Text text, Py_ssize_t at, Py_ssize_t end, Event *event
             at = is_given(text, at, end, &event.has_collective)
         elif reads(text, &token, b"Process Group Name", 18):
             at = is_given(text, at, end, &event.has_group)
+        elif reads(text, &token, b"finished", 8):
+            event.is_open = at < end and text[at] == c"f"
+            at = skipped(text, at, end, 2)
         else:
             at = skipped(text, at, end, 2)
         if at < 0:
@@ -224,7 +228,7 @@ cdef Py_ssize_t event_at(Text text, Py_ssize_t at, Py_ssize_t end, Event *event)
     event.phase = 0
     event.start_ns = event.duration_ns = event.correlation = event.bytes = NO_NUMBER
     event.args_begin = event.args_end = 0
-    event.is_differentiated = event.has_group = event.has_collective = False
+    event.is_differentiated = event.has_group = event.has_collective = event.is_open = False
     for column in range(TEXTS):
         event.texts[column].begin = event.texts[column].end = 0  # an absent text reads as ""
         event.texts[column].is_escaped = False
@@ -277,7 +281,7 @@ cdef class Scanner:
         numbers = np.empty((4, most), np.int64)
         codes = np.empty((TEXTS, most), np.int32)
         places = np.empty((2, most), np.int64)
-        flags = np.empty((2, most), np.bool_)
+        flags = np.empty((3, most), np.bool_)
         cdef int64_t[:, ::1] number_rows = numbers
         cdef int[:, ::1] code_rows = codes
         cdef int64_t[:, ::1] place_rows = places
@@ -320,6 +324,7 @@ cdef class Scanner:
                 place_rows[1, rows] = event.args_end
                 flag_rows[0, rows] = event.is_differentiated
                 flag_rows[1, rows] = event.has_group or event.has_collective
+                flag_rows[2, rows] = event.is_open
                 rows += 1
             elif event.phase == c"s" or event.phase == c"t" or event.phase == c"f":
                 flows += 1

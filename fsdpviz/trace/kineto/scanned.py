@@ -21,7 +21,7 @@ class Scanned:
     numbers: np.ndarray  # (4, R) int64: start and duration in ns, correlation, bytes; NO_NUMBER where there is none
     codes: np.ndarray  # (4, R) int32: category, name, process, thread
     places: np.ndarray  # (2, R) int64: where the args begin and end in ``text``; 0 and 0 where there are none
-    flags: np.ndarray  # (2, R) bool: recorded for autograd; has a collective's arguments
+    flags: np.ndarray  # (3, R) bool: recorded for autograd; has a collective's arguments; still open at the end
     others: list[bytes]  # metadata, counters, instants: each event's own text
     flows: int
     end: int  # behind the last of these events
@@ -30,7 +30,7 @@ class Scanned:
     @classmethod
     def nothing(cls) -> Scanned:
         numbers, codes = np.empty((4, 0), np.int64), np.empty((4, 0), np.int32)
-        return cls(b"", numbers, codes, np.empty((2, 0), np.int64), np.empty((2, 0), bool), [], 0, 0, False)
+        return cls(b"", numbers, codes, np.empty((2, 0), np.int64), np.empty((3, 0), bool), [], 0, 0, False)
 
     def args(self, rows: Iterable[int]) -> dict[int, Args]:
         """The arguments of some spans."""

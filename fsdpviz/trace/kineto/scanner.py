@@ -29,3 +29,8 @@ def scanner_of(codes: Sequence[Mapping[str, int]]) -> Scanner | None:
     process and thread, number a text when it is new.
     """
     return None if _scan is None else _scan.Scanner(codes)
+
+
+def is_compiled() -> bool:
+    """False where there was no compiler when fsdpviz was installed."""
+    return _scan is not None

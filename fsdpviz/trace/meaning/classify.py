@@ -43,8 +43,8 @@ _COLLECTIVE_KERNEL = re.compile(
 _COLLECTIVE_WORDS = ("ccl", "multimem", "_shot_", "deep_ep", "reduce", "gather", "toall", "to_all")
 _NO_LETTER = re.compile(r"[^a-z0-9]")
 _COPIES = (
-    (re.compile(r"HtoD|HostToDevice|H2D", re.IGNORECASE), Kind.H2D),
-    (re.compile(r"DtoH|DeviceToHost|D2H", re.IGNORECASE), Kind.D2H),
+    (re.compile(r"Hto[DA]|HostTo(?:Device|Array)|H2D", re.IGNORECASE), Kind.H2D),
+    (re.compile(r"[DA]toH|(?:Device|Array)ToHost|D2H", re.IGNORECASE), Kind.D2H),
     (re.compile(r"PtoP|PeerToPeer|P2P", re.IGNORECASE), Kind.P2P),
     (re.compile(r"HtoH|HostToHost", re.IGNORECASE), Kind.HOST),
 )

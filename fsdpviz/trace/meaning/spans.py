@@ -8,11 +8,12 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 
 from ...base.kinds import COMMUNICATION, Kind
 from ...base.labels import Phase, parse_label
 from ..kineto.columns import Coded, Codes
-from ..kineto.reader import Recording, Tensors
+from ..kineto.reader import EVENT_SCHEMA, Recording, Tensors
 from ..table import Note
 from . import gloo
 from .assemble import KIND_CODE, PHASE_CODE, Decided, RankTables, assembled
@@ -52,11 +53,11 @@ def rank_tables(recording: Recording, rank: int, lane_names: Mapping[str, str] |
     return _Rank(recording, rank).tables(lane_names or {})
 
 
-def use_once() -> None:
-    """Makes the tables of one span. See [Note: first use]."""
-    codes = dict.fromkeys(("category", "name", "process", "thread"), Coded(np.zeros(1, np.int32), ["cpu_op"]))
-    numbers = dict.fromkeys(("start_ns", "duration_ns", "correlation", "bytes"), np.zeros(1, np.int64))
-    rank_tables(Recording(Path(), codes, numbers, {}, {}, {}, {}, ()), 0)
+def tables_of_one_span() -> RankTables:
+    text, number = Coded(np.zeros(1, np.int32), ["cpu_op"]), np.zeros(1, np.int64)
+    codes = {name: text for name, dtype in EVENT_SCHEMA.items() if dtype == pl.String}
+    numbers = {name: number for name in EVENT_SCHEMA if name not in codes}
+    return rank_tables(Recording(Path(), codes, numbers, {}, {}, {}, {}, ()), 0)
 
 
 class _Rank:

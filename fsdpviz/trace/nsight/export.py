@@ -57,8 +57,8 @@ class _Rows:
 def read_export(path: Path, name: str = "") -> list[Part]:
     """A part for each process that used a GPU (each GPU, where one process used several), in the GPUs' order.
 
-    A part's rank is what NCCL's NVTX ranges say where the export has their payloads, else the GPU's number where the
-    file has several, else None. Raises TraceError for a file that is no export, is damaged, or holds nothing.
+    A part's rank is what NCCL's NVTX ranges say where the export has their payloads, else None; of several GPUs, the
+    number of each stands beside it. Raises TraceError for a file that is no export, is damaged, or holds nothing.
     """
     name = name or str(path)
     notes: list[Note] = []
@@ -70,11 +70,13 @@ def read_export(path: Path, name: str = "") -> list[Part]:
         stated = stated_ranks(database)
         header = _header(database)
     _note_other_processes(rows, owners, notes)
-    ranks = _ranks(owners, stated, notes)
+    ranks = _stated_ranks(owners, stated)
+    gpus = _gpus(owners) if set(ranks.values()) == {None} else {}
     parts = []
     for owner in owners:
         recording = _recording(path, rows, owner, owners, header, notes if owner == owners[0] else [])
-        parts.append(Part(name, rank_tables(recording, 0), ranks[owner], about={"headers": header}))
+        tables = rank_tables(recording, 0)
+        parts.append(Part(name, tables, ranks[owner], rank_by_gpu=gpus.get(owner), about={"headers": header}))
     return parts
 
 
@@ -241,19 +243,18 @@ def _note_other_processes(rows: _Rows, owners: Iterable[Owner], notes: list[Note
         notes.append(Note("calls and ranges of processes that used no GPU, left out", count))
 
 
-def _ranks(owners: list[Owner], stated: dict[int, int], notes: list[Note]) -> dict[Owner, int | None]:
-    """By what NCCL said where it did for all; else the GPUs' numbers; else the processes' order."""
+def _stated_ranks(owners: list[Owner], stated: dict[int, int]) -> dict[Owner, int | None]:
+    """What NCCL said, where it said one for each."""
     said = {owner: stated.get(owner[0]) for owner in owners}
-    if len(set(said.values())) == len(owners) and None not in said.values():
-        return said
-    if len(owners) == 1:
-        return {owners[0]: None}
+    is_told = len(set(said.values())) == len(owners) and None not in said.values()
+    return said if is_told else dict.fromkeys(owners)
+
+
+def _gpus(owners: list[Owner]) -> dict[Owner, int]:
+    """Each owner's GPU, where there are several and all differ: otherwise each process may see its own GPU only."""
     devices = [device for _, device in owners]
-    if len(set(devices)) == len(devices) and -1 not in devices:
-        notes.append(Note("ranks taken from the GPUs' numbers; the export does not tell them", len(owners)))
-        return {owner: owner[1] for owner in owners}
-    notes.append(Note("ranks numbered in the order of GPU and process; the export does not tell them", len(owners)))
-    return dict(zip(owners, range(len(owners)), strict=True))
+    is_one_each = len(set(devices)) == len(devices) > 1 and -1 not in devices
+    return dict(zip(owners, devices, strict=True)) if is_one_each else {}
 
 
 def _recording(

@@ -49,6 +49,7 @@ def write_parts(folder: Path, parts: Sequence[Part]) -> None:
         listed.append(
             {
                 "rank": part.rank,
+                "gpu": part.rank_by_gpu,
                 "about": dict(part.about),
                 "role": part.role.value,
                 "rows": {name: len(frame) for name, frame in frames.items()},
@@ -85,4 +86,6 @@ def _part(folder: Path, number: int, stated: dict[str, Any], name: str) -> Part:
         frames[table] = frame
     notes = tuple(Note(str(what), int(count), str(example)) for what, count, example in stated["notes"])
     tables = RankTables(notes=notes, **frames)
-    return Part(name, tables, stated["rank"], about=stated["about"], role=Role(stated["role"]))
+    return Part(
+        name, tables, stated["rank"], rank_by_gpu=stated["gpu"], about=stated["about"], role=Role(stated["role"])
+    )
