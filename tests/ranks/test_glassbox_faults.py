@@ -152,6 +152,8 @@ DIVERGED = {
     "rank 1 issued all_gather of blocks.2 at the forward of blocks.2",
     "diverges_in_replicas": "collective 5: rank 0 issued all_gather of blocks.3 at the forward of blocks.2; "
     "rank 1 issued all_gather of blocks.3 at the forward of blocks.3",
+    "leaves_out_a_batch": "collective 5: rank 0 issued all_gather of blocks.3 at the forward of blocks.3; "
+    "rank 1 issued all_gather of (root) at the forward of (root)",
     "asks_for_the_state_alone": "collective 15: rank 0 issued all_gather of (root) at the forward of (root); "
     "rank 1 issued all_gather of (root) for the state",
 }

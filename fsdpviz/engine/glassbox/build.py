@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 import torch.distributed as dist
@@ -49,16 +49,22 @@ def build_units(
 
 
 def replayed_peaks(
-    laid_out: Mapping[str, tuple[Held, Held]], context: UnitContext, state_bytes: Mapping[str, int] | None = None
+    laid_out: Mapping[str, tuple[Held, Held]],
+    context: UnitContext,
+    state_bytes: Mapping[str, int] | None = None,
+    reduces: Iterable[bool] = (True,),
 ) -> dict[Tier, int]:
-    """The bytes that a step takes at most in each tier. ``state_bytes`` is the optimizer's state, by unit."""
+    """The bytes that a step takes at most in each tier. ``state_bytes`` is the optimizer's state, by unit.
+
+    ``reduces`` as in ``Replay``.
+    """
     state, collectives = state_bytes or {}, context.collectives
     sizes = {
         name: UnitBytes.of(trainable.region, frozen.region, context.precision, state.get(name, 0))
         for name, (trainable, frozen) in laid_out.items()
     }
     replicas = collectives.mesh.replicate
-    return Replay(sizes, context.policy, replicas=replicas).peaks()
+    return Replay(sizes, context.policy, replicas=replicas, reduces=reduces).peaks()
 
 
 def check_memory(

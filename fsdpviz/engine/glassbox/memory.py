@@ -1,14 +1,14 @@
 """How much memory a step takes in each tier: the schedule replayed over sizes. Pure: numbers, no tensors.
 
 The replay counts what the engine's pools count: shards, gathered parameters, gradients, buffers of reductions, copies
-on their way, optimizer state. Activations, autograd's temporaries and the page cache are not in it. It supposes a step
-of one forward and one backward that use every unit; gradients that are accumulated unreduced are on the device besides.
+on their way, optimizer state. Activations, autograd's temporaries and the page cache are not in it. It supposes that
+every forward and backward uses every unit.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ...base.errors import FsdpvizError
@@ -56,14 +56,26 @@ class _Tally:
 
 
 class Replay:
-    """One step of ``units``, by name in forward order, replayed. ``peaks()`` are the bytes at most in each tier."""
+    """One step of ``units``, by name in forward order, replayed. ``peaks()`` are the bytes at most in each tier.
 
-    def __init__(self, units: Mapping[str, UnitBytes], policy: Policy, *, replicas: int = 1) -> None:
+    ``reduces`` has one entry a microbatch: whether its backward reduces gradients or only adds them up.
+    """
+
+    def __init__(
+        self,
+        units: Mapping[str, UnitBytes],
+        policy: Policy,
+        *,
+        replicas: int = 1,
+        reduces: Iterable[bool] = (True,),
+    ) -> None:
         self._units, self._policy = units, policy
         self._tally = _Tally()
         self._gathered: set[str] = set()
         self._parts: set[str] = set()
         self._staged: set[str] = set()
+        self._unreduced: set[str] = set()  # units with gradients that no reduction has taken over
+        self._landed: set[str] = set()  # units whose gradient shards are on the device; the next ones are added to them
         self._visiting: dict[str, bool] = {}  # units whose guests are here; True: their gradients too
         for unit in units.values():
             self._tally.add(policy.parameters_on, unit.shard)
@@ -71,7 +83,7 @@ class Replay:
             if policy.gradients_rest_on is not Tier.DEVICE:
                 self._tally.add(policy.gradients_rest_on, unit.gradient_shard)
         names = [ROOT, *(name for name in units if name != ROOT)]  # a root without parameters is scheduled all the same
-        for event in step_events(names, policy, replicas=replicas):
+        for event in step_events(names, policy, replicas=replicas, reduces=reduces):
             if event.unit in units and event.op not in (Op.OPTIMIZER, Op.WRITE):
                 self._count(event, units[event.unit])
             elif event.unit in units and event.op is Op.OPTIMIZER and policy.optimizer_when == "backward":
@@ -103,12 +115,16 @@ class Replay:
                 self._let_go(name, unit)
                 self._free(name, unit)
             case Op.BACKWARD:
-                add(Tier.DEVICE, unit.gradients)
+                add(Tier.DEVICE, 0 if name in self._unreduced else unit.gradients)
+                self._unreduced.add(name)
             case Op.REDUCE:
                 add(Tier.DEVICE, unit.reduction)
+                self._unreduced.discard(name)
             case Op.WAIT_REDUCED:
-                if self._policy.optimizer_when == "step" and self._policy.gradients_rest_on is Tier.DEVICE:
+                stays = self._policy.optimizer_when == "step" and self._policy.gradients_rest_on is Tier.DEVICE
+                if stays and name not in self._landed:
                     add(Tier.DEVICE, unit.gradient_shard)  # until zero_grad
+                    self._landed.add(name)
                 add(Tier.DEVICE, -unit.gradients - unit.reduction)
                 self._end_visit(name)
 

@@ -154,6 +154,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
         visits: dict[str, Visit] = {}
         leaving: deque[tuple[Visit, Sequence[Event]]] = deque()
 
+        without_room: list[FsdpvizError] = []
+
         def end_one() -> None:
             visit, events = leaving.popleft()
             for event in events:
@@ -169,7 +171,10 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 visit = visits[unit.name]
                 for event in visit.arrived:
                     _ = event.synchronize() if side is Tier.HOST else event.wait()
-                self._step_part(unit, visit)
+                try:
+                    self._step_part(unit, visit)
+                except FsdpvizError as error:  # it has stepped, and the others are to
+                    without_room.append(error)
                 leaving.append((visit, visit.go([accelerator.compute_event()], unit.store)))
                 unit.store.write_behind()
                 if len(leaving) > 1:  # three visits at once: one comes, one steps, one leaves
@@ -179,6 +184,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
                 end_one()
             for visit in visits.values():
                 visit.end()
+        if without_room:
+            raise without_room[0]
 
     def _step_behind(self, unit: Unit) -> None:
         """Issues the step of one unit, once its reduced gradients have landed."""
