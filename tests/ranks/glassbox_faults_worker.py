@@ -1,4 +1,4 @@
-"""A worker for tests of what goes wrong: full disks, users' errors, steps that raise. See ``glassbox_worker.py``.
+"""A worker for tests of what goes wrong: full disks, users' errors, steps that raise. See ``glassbox_parts.py``.
 
 The first argument after the results is a folder with two disks: ``thin`` promises 64 MB and has room for few, ``small``
 has room for parameters and gradients alone. Where they could not be mounted it is empty and the checks return None.
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from glassbox_worker import (
+from glassbox_parts import (
     BLOCKS,
     Net,
     data,

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from covering import Configuration, covering_array
-from glassbox_worker import BLOCKS, Net, mine, run, seeded, sgd
+from glassbox_parts import BLOCKS, Net, mine, run, seeded, sgd
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import CheckpointImpl, checkpoint_wrapper
 from torch.distributed.device_mesh import init_device_mesh

@@ -1,4 +1,4 @@
-"""A worker for tests of checkpoints and of loss scaling. See ``glassbox_worker.py``.
+"""A worker for tests of checkpoints and of loss scaling. See ``glassbox_parts.py``.
 
     torchrun … glassbox_state_worker.py <results.json> <folder> save|load_from_<world> …
 
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from glassbox_worker import Net, Skips, digest, error_of, frozen_net, mine, run, seeded, sgd
+from glassbox_parts import Net, Skips, digest, error_of, frozen_net, mine, run, seeded, sgd
 from torch import nn
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict

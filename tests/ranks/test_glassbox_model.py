@@ -1,6 +1,6 @@
 """The glass box itself on two and four gloo ranks: modules of every kind, order, memory, jitter, errors.
 
-The checks run in ``glassbox_worker.py``; here is what they must have found.
+The checks run in ``glassbox_worker.py`` and what it imports; here is what they must have found.
 """
 
 from __future__ import annotations

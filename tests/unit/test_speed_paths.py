@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from fsdpviz.trace import open_trace
 from fsdpviz.trace.kineto import blocks, events, nanoseconds
 from fsdpviz.trace.kineto.columns import Coded
 from fsdpviz.trace.kineto.reader import Recording, read_recording
+from fsdpviz.trace.kineto.scanner import is_compiled
 from fsdpviz.trace.meaning.rows import Rows
 from fsdpviz.trace.meaning.windows import Windows
 
@@ -33,6 +35,10 @@ def same(first: Recording, second: Recording) -> bool:
         == (second.tensors, second.messages, second.thread_names, second.header)
         and {(note.what, note.count) for note in first.notes} == {(note.what, note.count) for note in second.notes}
     )
+
+
+def test_the_scanner_was_compiled_where_there_is_a_compiler() -> None:
+    assert is_compiled() or not shutil.which("cc")
 
 
 # -- blocks
