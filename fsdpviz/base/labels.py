@@ -67,6 +67,8 @@ def loop_label(phase: str, unit: str | None = None, payload_bytes: int | None = 
 
 def parse_label(name: str) -> RangeLabel | None:
     """The label's parts, or None when ``name`` is of neither family."""
+    if not name.startswith(("FSDP::", "fsdpviz::")):  # as most names do not
+        return None
     if match := _FSDP.match(name):
         phase = match["phase"]
         unit = match["target"] or match["unit"]

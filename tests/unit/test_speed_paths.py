@@ -22,7 +22,8 @@ from fsdpviz.trace.kineto import blocks, events, nanoseconds
 from fsdpviz.trace.kineto.columns import Coded
 from fsdpviz.trace.kineto.reader import Recording, read_recording
 from fsdpviz.trace.kineto.scanner import is_compiled
-from fsdpviz.trace.meaning.rows import Rows
+from fsdpviz.trace.meaning import lanes, spans
+from fsdpviz.trace.meaning.rows import MARKED, Rows
 from fsdpviz.trace.meaning.windows import Windows
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
@@ -307,3 +308,36 @@ def test_real_recordings_read_the_same_in_small_blocks(monkeypatch: pytest.Monke
     monkeypatch.setattr(blocks, "BLOCK_BYTES", 10_000)
     for path, expected in zip(small, whole, strict=True):
         assert same(read_recording(path), expected), path.name
+
+
+# -- names
+
+ASKED = [
+    *(spans._NAMES_A_RANGE, spans._ISSUES, spans._MARKS, spans._GLOO, spans._C10D, spans._NCCL, spans._LINKS),
+    *(lanes._STEP, lanes._GLOO, lanes._BACKWARD),
+]
+NAMES = [
+    *("FSDP::pre_forward (a)", "fsdpviz::forward", "Optimizer.step#AdamW.step", "ProfilerStep#3", "## forward ##"),
+    *("DistributedDataParallel.forward", "FullyShardedDataParallel.forward", "enumerate(DataLoader)#_SingleProcess"),
+    *(
+        "autograd::engine::evaluate_function: MmBackward0",
+        "c10d::allreduce_",
+        "_c10d_functional::all_gather_into_tensor",
+    ),
+    *(
+        "c10d_functional::wait_tensor",
+        "symm_mem::one_shot_all_reduce",
+        "vllm::all_reduce",
+        "gloo:all_gather",
+        "nccl:send",
+    ),
+]
+
+
+def test_each_name_that_a_pattern_matches_is_marked() -> None:
+    """``Rows.named`` asks a pattern about marked names only."""
+    recorded = [name for path in KINETO.glob("*.json.gz") for name in read_recording(path).codes["name"].values]
+    for name in {*NAMES, *recorded}:
+        assert MARKED.match(name) or not any(pattern.match(name) for pattern in ASKED), name
+    assert all(any(pattern.match(name) for pattern in ASKED) for name in NAMES)
+    assert not MARKED.match("aten::mm")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import cached_property
 
 import numpy as np
 
@@ -15,6 +16,11 @@ from ..kineto.columns import Coded
 from ..kineto.reader import Recording
 from .classify import DEVICE_CATEGORIES
 
+# how every name begins that a pattern is asked about: most names are looked at once, not once a pattern
+MARKED = re.compile(
+    r"FSDP::|fsdpviz::|FullySharded|Distributed|Optimizer\.|ProfilerStep|##|autograd::engine|enumerate\(|_?c10d|symm_mem::"
+    r"|vllm::|gloo:|nccl:"
+)
 _ON_DEVICE = DEVICE_CATEGORIES | {"gpu_user_annotation", "cuda_sync"}
 
 
@@ -64,13 +70,18 @@ class Rows:
         decides = wanted if callable(wanted) else frozenset(wanted).__contains__
         return _by_code(self.category, decides)
 
-    def named(self, pattern: re.Pattern[str] | Callable[[str], bool], among: np.ndarray | None = None) -> np.ndarray:
-        """Which rows, of all or of those ``among`` them, have a name that the pattern matches from its start, or that
-        the function says yes to (bool).
-        """
-        decides = pattern if callable(pattern) else lambda name: pattern.match(name) is not None
-        if among is None:
-            return _by_code(self.name, decides)
+    def named(self, pattern: re.Pattern[str]) -> np.ndarray:
+        """Which rows have a name that MARKED and the pattern match from its start (bool)."""
+        is_named = np.zeros(len(self.name.values), bool)
+        is_named[[code for code in self._marked if pattern.match(self.name.values[code])]] = True
+        return is_named[self.name.codes]
+
+    @cached_property
+    def _marked(self) -> list[int]:
+        return [code for code, name in enumerate(self.name.values) if MARKED.match(name)]
+
+    def named_among(self, decides: Callable[[str], bool], among: np.ndarray) -> np.ndarray:
+        """Which of the rows ``among`` all have a name that the function says yes to (bool)."""
         is_asked = np.zeros(len(self.name.values), bool)
         is_asked[self.name.codes[among]] = True
         for code in np.flatnonzero(is_asked).tolist():

@@ -360,7 +360,7 @@ class _Rank:
         if len(self.windows.optimizer):
             stepping = self._at_issue(self.windows.optimizer) >= 0
         else:
-            stepping = self.rows.named(is_optimizer_kernel, is_compute & self.rows.runs_on_device)
+            stepping = self.rows.named_among(is_optimizer_kernel, is_compute & self.rows.runs_on_device)
         stepping &= is_compute
         self.kind[stepping] = KIND_CODE[Kind.OPTIMIZER]
         self.phase[stepping] = PHASE_CODE[Phase.OPTIMIZER]
