@@ -97,6 +97,9 @@ class RunFolder:
 
     path: Path
 
+    def __fspath__(self) -> str:
+        return str(self.path)
+
     @property
     def experiment(self) -> Path:
         return self.path / "experiment.json"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from ..trace import Trace, open_trace
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
+    from ..trace.files.sources import Paths
     from ..view import ReportTable
 
 
@@ -61,12 +62,13 @@ class Recording(Trace):
         return self.report()._repr_html_()
 
 
-def open(paths: str | Path | Sequence[str | Path], **options: Any) -> Recording:  # fsdpviz.open
+def open(paths: Paths, **options: Any) -> Recording:  # fsdpviz.open
     """The recording in ``paths``: a trace, several, or a run folder. Raises TraceError, in one line.
 
     ``options`` are those of ``trace.open_trace``.
     """
     trace = open_trace(paths, **options)
-    is_run = isinstance(paths, str | Path) and RunFolder.looks_like_one(Path(paths))
+    folder = Path(paths) if isinstance(paths, str | os.PathLike) else None
+    is_run = folder is not None and RunFolder.looks_like_one(folder)
     values = {field.name: getattr(trace, field.name) for field in fields(Trace)}
-    return Recording(**values, folder=RunFolder(Path(paths)) if is_run else None)  # type: ignore[arg-type]
+    return Recording(**values, folder=RunFolder(folder) if folder and is_run else None)

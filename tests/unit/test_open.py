@@ -13,8 +13,10 @@ import polars as pl
 import pytest
 from make_trace import KINETO, op, write, write_trace
 
+import fsdpviz
 from fsdpviz.base.errors import TraceError
 from fsdpviz.base.provenance import Provenance
+from fsdpviz.experiment import RunFolder
 from fsdpviz.trace import Trace, open_trace
 from fsdpviz.trace.table import LANE_SCHEMA, SPAN_SCHEMA, STEP_SCHEMA
 
@@ -122,6 +124,12 @@ def test_a_run_folder_tells_all_of_itself(tmp_path: Path) -> None:
     names = trace.lanes.filter(pl.col("rank") == 1).sort("sort")["name"].to_list()
     assert names == ["main thread", "link intra-node"]
     assert open_trace(tmp_path / "run", ranks={1}).ranks == [1]
+
+
+def test_what_names_a_folder_opens_it(tmp_path: Path) -> None:
+    folder = RunFolder(make_run(tmp_path / "run"))
+    assert open_trace(folder).spans.equals(open_trace(folder.path).spans)
+    assert fsdpviz.open(folder).folder == folder
 
 
 def test_an_unfinished_run_opens_and_says_so(tmp_path: Path) -> None:

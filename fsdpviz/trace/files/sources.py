@@ -47,7 +47,7 @@ class Found:
     notes: list[Note] = field(default_factory=list)
 
 
-Paths = str | Path | Sequence[str | Path]
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def find_sources(paths: Paths, stack: ExitStack) -> Found:
@@ -55,7 +55,7 @@ def find_sources(paths: Paths, stack: ExitStack) -> Found:
 
     Raises TraceError, one line, where nothing was given, nothing is there, or a run folder has company.
     """
-    given = list(_expanded([paths] if isinstance(paths, str | Path) else paths))
+    given = list(_expanded([paths] if isinstance(paths, str | os.PathLike) else paths))
     if not given:
         raise TraceError("no path was given; give a trace file, a folder of them or a run folder")
     found = Found()
@@ -69,7 +69,7 @@ def find_sources(paths: Paths, stack: ExitStack) -> Found:
     return found
 
 
-def _expanded(paths: Iterable[str | Path]) -> Iterator[Path]:
+def _expanded(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
     for given in paths:
         text = os.fspath(given)
         if not text or "\0" in text:
