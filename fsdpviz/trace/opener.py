@@ -23,7 +23,7 @@ from .files.sources import Found, Paths, find_sources
 from .meaning.recorder_join import with_recorder
 from .meaning.spans import RankTables, tables_of_one_span
 from .reading.readers import read_all
-from .table import GROUP_SCHEMA, LANE_SCHEMA, SPAN_SCHEMA, STEP_SCHEMA, Note, Trace
+from .table import GROUP_SCHEMA, LANE_SCHEMA, SPAN_SCHEMA, STEP_SCHEMA, Note, Trace, summed
 
 
 def open_trace(
@@ -124,7 +124,7 @@ def _joined(
         steps=_concat([table.steps for table in tables], STEP_SCHEMA),
         groups=_concat([table.groups for table in tables], GROUP_SCHEMA),
         provenance=provenance,
-        notes=_summed([*notes, *(note for table in tables for note in table.notes)]),
+        notes=summed([*notes, *(note for table in tables for note in table.notes)]),
         about=about,
     )
 
@@ -132,15 +132,6 @@ def _joined(
 def _concat(frames: Sequence[pl.DataFrame], schema: Mapping[str, Any]) -> pl.DataFrame:
     """The frames, all of ``schema``, below each other."""
     return frames[0] if len(frames) == 1 else pl.concat([pl.DataFrame(schema=schema), *frames])
-
-
-def _summed(notes: Sequence[Note]) -> tuple[Note, ...]:
-    """Equal notes of several ranks become one with their counts added."""
-    summed: dict[str, Note] = {}
-    for note in notes:
-        before = summed.get(note.what)
-        summed[note.what] = Note(note.what, before.count + note.count, before.example) if before else note
-    return tuple(summed.values())
 
 
 aligned(_joined([tables_of_one_span()], Provenance.RECORDED_ELSEWHERE, [], {}))  # see [Note: first use]

@@ -6,7 +6,7 @@ pictures may start at zero.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -105,6 +105,25 @@ class Note:
     def __str__(self) -> str:
         example = f", for example {self.example}" if self.example else ""
         return f"{self.what} ({self.count}×{example})"
+
+
+class Tally:
+    """Notes while they are being counted: equal ones become one, with the first example."""
+
+    def __init__(self) -> None:
+        self.notes: dict[str, Note] = {}
+
+    def add(self, what: str, count: int, example: str = "") -> None:
+        before = self.notes.get(what)
+        self.notes[what] = Note(what, before.count + count, before.example) if before else Note(what, count, example)
+
+
+def summed(notes: Iterable[Note]) -> tuple[Note, ...]:
+    """Equal notes become one, with their counts added."""
+    tally = Tally()
+    for note in notes:
+        tally.add(note.what, note.count, note.example)
+    return tuple(tally.notes.values())
 
 
 @dataclass(frozen=True, eq=False)

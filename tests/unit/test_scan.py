@@ -18,8 +18,9 @@ from make_trace import KINETO, document, launched, mark, op, span, write
 
 from fsdpviz.base.errors import TraceError
 from fsdpviz.trace.kineto import blocks, events, scanner
-from fsdpviz.trace.kineto.columns import ColumnBuilder, Tally
+from fsdpviz.trace.kineto.columns import ColumnBuilder
 from fsdpviz.trace.kineto.reader import read_recording
+from fsdpviz.trace.table import Tally
 
 scan: Any = scanner._scan
 pytestmark = pytest.mark.skipif(scan is None, reason="there was no compiler when fsdpviz was installed")

@@ -22,7 +22,7 @@ from fsdpviz.trace.kineto import blocks, events, nanoseconds
 from fsdpviz.trace.kineto.columns import Coded
 from fsdpviz.trace.kineto.reader import Recording, read_recording
 from fsdpviz.trace.kineto.scanner import is_compiled
-from fsdpviz.trace.meaning import lanes, spans
+from fsdpviz.trace.meaning import gloo, lanes, spans
 from fsdpviz.trace.meaning.rows import MARKED, Rows
 from fsdpviz.trace.meaning.windows import Windows
 
@@ -313,8 +313,8 @@ def test_real_recordings_read_the_same_in_small_blocks(monkeypatch: pytest.Monke
 # -- names
 
 ASKED = [
-    *(spans._NAMES_A_RANGE, spans._ISSUES, spans._MARKS, spans._GLOO, spans._C10D, spans._NCCL, spans._LINKS),
-    *(lanes._STEP, lanes._GLOO, lanes._BACKWARD),
+    *(spans._NAMES_A_RANGE, spans._ISSUES, spans._MARKS, gloo.RANGE, spans._C10D, spans._NCCL, spans._LINKS),
+    *(lanes._STEP, lanes._BACKWARD),
 ]
 NAMES = [
     *("FSDP::pre_forward (a)", "fsdpviz::forward", "Optimizer.step#AdamW.step", "ProfilerStep#3", "## forward ##"),

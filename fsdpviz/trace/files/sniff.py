@@ -11,9 +11,10 @@ from isal import igzip_lib, isal_zlib
 
 from ...base.errors import TraceError
 
-_GZIP_ERROR: type[Exception] = igzip_lib.IsalError  # type: ignore[assignment]  # isal's stub says an instance
+GZIP_ERROR: type[Exception] = igzip_lib.IsalError  # type: ignore[assignment]  # isal's stub says an instance
 _HEAD_BYTES = 64 << 10
-_GZIP = b"\x1f\x8b"
+GZIP = b"\x1f\x8b"
+PACKED = 12  # gzip makes a trace about so much smaller
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _TOKEN = re.compile(rb'"((?:[^"\\]|\\.){0,100})"(\s*:)?|[{}\[\]]|"', re.DOTALL)
 _OF_DUMP = frozenset({b"entries", b"pg_config", b"pg_status", b"nccl_comm_state", b"comm_lib_version", b"nccl_version"})
@@ -85,11 +86,11 @@ def head_of(path: Path, name: str = "") -> bytes:
             head = file.read(_HEAD_BYTES)
     except OSError as error:
         raise TraceError(f"{name} cannot be read: {(error.strerror or str(error)).lower()}") from error
-    if not head.startswith(_GZIP):
+    if not head.startswith(GZIP):
         return head
     try:
         unpacked = isal_zlib.decompressobj(wbits=31).decompress(head, _HEAD_BYTES)
-    except (_GZIP_ERROR, ZlibError) as error:
+    except (GZIP_ERROR, ZlibError) as error:
         raise TraceError(f"{name} is a damaged gzip file, and nothing in it is whole: {error}") from error
     if not unpacked and len(head) < _HEAD_BYTES:
         raise TraceError(f"{name} is a damaged gzip file, and nothing in it is whole: cut short, or nothing packed")

@@ -9,16 +9,15 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
-from isal import igzip_lib, isal_zlib
+from isal import isal_zlib
 
 from ...base.errors import TraceError
 from ..files.limits import check_unpacked
+from ..files.sniff import GZIP, GZIP_ERROR
 from ..reading.progress import Progress
 from ..table import Note
 
 BLOCK_BYTES = 512 << 10  # its events take about three times as much, and are gone before the next are made
-_GZIP = b"\x1f\x8b"
-_GZIP_ERROR: type[Exception] = igzip_lib.IsalError  # type: ignore[assignment]  # isal's stub says an instance
 
 Item = TypeVar("Item")
 
@@ -34,7 +33,7 @@ def blocks(path: Path, notes: list[Note], on_read: Progress = lambda read_bytes:
             head = file.read(2)
             file.seek(0)
             position = 0
-            for block in _unpacked(path, file, notes) if head == _GZIP else _plain(file):
+            for block in _unpacked(path, file, notes) if head == GZIP else _plain(file):
                 before, position = position, file.tell()
                 on_read(position - before)
                 yield block
@@ -56,7 +55,7 @@ def _unpacked(path: Path, file: BinaryIO, notes: list[Note]) -> Iterator[bytes]:
             unpacked_bytes += len(block)
             check_unpacked(unpacked_bytes, packed_bytes, str(path))
             yield block
-    except (EOFError, _GZIP_ERROR) as error:
+    except (EOFError, GZIP_ERROR) as error:
         if is_empty:
             raise TraceError(f"{path} is a damaged gzip file, and nothing in it is whole: {error}") from error
         notes.append(Note("gzip stream that ends too early; what is whole was read", 1, str(error)))
@@ -76,8 +75,8 @@ def _members(file: BinaryIO) -> Iterator[bytes]:
         packed = unpacker.unconsumed_tail
         if unpacker.eof:
             packed = unpacker.unused_data
-            packed += file.read(BLOCK_BYTES // 2) if len(packed) < len(_GZIP) else b""
-            if not packed.startswith(_GZIP):  # a further member, or padding
+            packed += file.read(BLOCK_BYTES // 2) if len(packed) < len(GZIP) else b""
+            if not packed.startswith(GZIP):  # a further member, or padding
                 return
             unpacker = isal_zlib.decompressobj(wbits=31)
 

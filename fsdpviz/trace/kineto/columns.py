@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from ..table import Note
+from ..table import Tally
 from .arguments import NO_ARGS, NO_NUMBER, Args, Message, Tensors, integer_of, message_of, tensors_of, text_of
 from .events import FLOWS, TAG_OF_OTHERS, Metadata, Other, Span
 from .nanoseconds import microseconds_to_ns
@@ -67,17 +67,6 @@ class Codes(dict[Any, int]):
             return np.fromiter(map(self.__getitem__, values), np.int32, len(values))
         except TypeError:  # a list or an object where a name should be
             return np.fromiter((self[text_of(value)] for value in values), np.int32, len(values))
-
-
-class Tally:
-    """Notes while they are being counted: equal ones become one, with the first example."""
-
-    def __init__(self) -> None:
-        self.notes: dict[str, Note] = {}
-
-    def add(self, what: str, count: int, example: str = "") -> None:
-        before = self.notes.get(what)
-        self.notes[what] = Note(what, before.count + count, before.example) if before else Note(what, count, example)
 
 
 _INTEGERS = ("start_ns", "duration_ns", "correlation", "bytes")

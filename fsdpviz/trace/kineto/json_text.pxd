@@ -109,40 +109,40 @@ cdef inline Py_ssize_t string(Text text, Py_ssize_t at, Py_ssize_t end, Token *t
     return CUT
 
 
-cdef inline Py_ssize_t number(Text text, Py_ssize_t at, Py_ssize_t end, Token *token) noexcept nogil:
-    """Behind a number; something must follow it."""
-    cdef Py_ssize_t digits
-    token.begin = at
-    token.is_escaped = False
-    if at < end and text[at] == c"-":
-        at += 1
-    digits = at
+cdef inline Py_ssize_t digits(Text text, Py_ssize_t at, Py_ssize_t end) noexcept nogil:
+    """Behind at least one digit; something must follow the last."""
+    cdef Py_ssize_t first = at
     while at < end and is_digit(text[at]):
         at += 1
     if at >= end:
         return CUT
-    if at == digits or (text[digits] == c"0" and at > digits + 1):
+    return ODD if at == first else at
+
+
+cdef inline Py_ssize_t number(Text text, Py_ssize_t at, Py_ssize_t end, Token *token) noexcept nogil:
+    """Behind a number; something must follow it."""
+    cdef Py_ssize_t first
+    token.begin = at
+    token.is_escaped = False
+    if at < end and text[at] == c"-":
+        at += 1
+    first = at
+    at = digits(text, at, end)
+    if at < 0:
+        return at
+    if text[first] == c"0" and at > first + 1:
         return ODD
     if text[at] == c".":
-        digits = at + 1
-        at += 1
-        while at < end and is_digit(text[at]):
-            at += 1
-        if at >= end:
-            return CUT
-        if at == digits:
-            return ODD
+        at = digits(text, at + 1, end)
+        if at < 0:
+            return at
     if text[at] == c"e" or text[at] == c"E":
         at += 1
         if at < end and (text[at] == c"+" or text[at] == c"-"):
             at += 1
-        digits = at
-        while at < end and is_digit(text[at]):
-            at += 1
-        if at >= end:
-            return CUT
-        if at == digits:
-            return ODD
+        at = digits(text, at, end)
+        if at < 0:
+            return at
     token.end = at
     return at
 
@@ -153,10 +153,24 @@ cdef inline Py_ssize_t word(Text text, Py_ssize_t at, Py_ssize_t end, const char
     return at + length if memcmp(text + at, wanted, length) == 0 else ODD
 
 
+cdef inline Py_ssize_t next_item(
+    Text text, Py_ssize_t at, Py_ssize_t end, unsigned char closing, bint *is_last
+) noexcept nogil:
+    """Behind what follows an item of a list or an object: its ``closing`` bracket, or a comma and the blanks after it."""
+    at = blank(text, at, end)
+    if at >= end:
+        return CUT
+    is_last[0] = text[at] == closing
+    if is_last[0]:
+        return at + 1
+    return blank(text, at + 1, end) if text[at] == c"," else ODD
+
+
 cdef inline Py_ssize_t skipped(Text text, Py_ssize_t at, Py_ssize_t end, int depth) noexcept nogil:
     """Behind any value; ``at`` is its first byte."""
     cdef Token token
     cdef unsigned char first, closing
+    cdef bint is_last
     if at >= end:
         return CUT
     first = text[at]
@@ -184,14 +198,9 @@ cdef inline Py_ssize_t skipped(Text text, Py_ssize_t at, Py_ssize_t end, int dep
         at = skipped(text, at, end, depth + 1)
         if at < 0:
             return at
-        at = blank(text, at, end)
-        if at >= end:
-            return CUT
-        if text[at] == closing:
-            return at + 1
-        if text[at] != c",":
-            return ODD
-        at = blank(text, at + 1, end)
+        at = next_item(text, at, end, closing, &is_last)
+        if at < 0 or is_last:
+            return at
 
 
 cdef inline Py_ssize_t key(Text text, Py_ssize_t at, Py_ssize_t end, Token *token) noexcept nogil:

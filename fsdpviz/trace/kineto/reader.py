@@ -17,10 +17,10 @@ import polars as pl
 
 from ...base.errors import TraceError
 from ..reading.progress import Progress
-from ..table import Note
+from ..table import Note, Tally, summed
 from .arguments import ITEM_BYTES, NO_NUMBER, Message, Tensors, integer_of
 from .blocks import ahead, blocks
-from .columns import Coded, ColumnBuilder, Tally
+from .columns import Coded, ColumnBuilder
 from .events import EventReader
 from .scanner import scanner_of
 
@@ -108,8 +108,7 @@ def read_recording(path: Path, on_read: Progress = lambda read_bytes: None) -> R
     if not columns.has_any_event:
         raise TraceError(f"{path} is JSON but no trace: nothing in it is an event")
     columns.note_what_is_left_out()
-    for note in tally.notes.values():
-        notes.append(note)
+    notes += tally.notes.values()
     return _recording(path, columns, reader.header, notes)
 
 
@@ -125,7 +124,7 @@ def _recording(path: Path, columns: ColumnBuilder, header: dict[str, Any], notes
         columns.messages,
         columns.thread_names,
         header,
-        _summed(notes),
+        summed(notes),
         differentiated=columns.differentiated(),
     )
 
@@ -146,10 +145,3 @@ def _base_time_ns(header: dict[str, Any], notes: list[Note]) -> int:
         return base
     notes.append(Note("baseTimeNanoseconds that is no time, taken as 0", 1, str(base)[:40]))
     return 0
-
-
-def _summed(notes: list[Note]) -> tuple[Note, ...]:
-    tally = Tally()
-    for note in notes:
-        tally.add(note.what, note.count, note.example)
-    return tuple(tally.notes.values())

@@ -10,7 +10,7 @@ it is missing, and the tables are the same.
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport int64_t
 
-from .json_text cimport CUT, ODD, Text, Token, blank, is_digit, key, number, reads, skipped, string, word
+from .json_text cimport CUT, ODD, Text, Token, blank, is_digit, key, next_item, number, reads, skipped, string, word
 
 import msgspec
 import numpy as np
@@ -136,13 +136,18 @@ cdef inline Py_ssize_t is_given(Text text, Py_ssize_t at, Py_ssize_t end, bint *
     return skipped(text, at, end, 2)
 
 
-cdef Py_ssize_t arguments(Text text, Py_ssize_t at, Py_ssize_t end, Event *event) noexcept nogil:
-    """Behind an event's ``args``."""
-    cdef Token token
-    cdef Py_ssize_t value
+cdef inline void forget_arguments(Event *event) noexcept nogil:
     event.correlation = event.bytes = NO_NUMBER
     event.is_differentiated = event.has_group = event.has_collective = event.is_open = False
     event.args_begin = event.args_end = 0
+
+
+cdef Py_ssize_t arguments(Text text, Py_ssize_t at, Py_ssize_t end, Event *event) noexcept nogil:
+    """Behind an event's ``args``."""
+    cdef Token token
+    cdef bint is_last
+    cdef Py_ssize_t value
+    forget_arguments(event)
     if at >= end:
         return CUT
     if text[at] == c"n":
@@ -179,15 +184,11 @@ cdef Py_ssize_t arguments(Text text, Py_ssize_t at, Py_ssize_t end, Event *event
             at = skipped(text, at, end, 2)
         if at < 0:
             return at
-        at = blank(text, at, end)
-        if at >= end:
-            return CUT
-        if text[at] == c"}":
-            event.args_end = at + 1
-            return at + 1
-        if text[at] != c",":
-            return ODD
-        at = blank(text, at + 1, end)
+        at = next_item(text, at, end, c"}", &is_last)
+        if at >= 0 and is_last:
+            event.args_end = at
+        if at < 0 or is_last:
+            return at
 
 
 cdef Py_ssize_t value_of(Text text, Py_ssize_t at, Py_ssize_t end, const Token *name, Event *event) noexcept nogil:
@@ -224,11 +225,11 @@ cdef Py_ssize_t value_of(Text text, Py_ssize_t at, Py_ssize_t end, const Token *
 cdef Py_ssize_t event_at(Text text, Py_ssize_t at, Py_ssize_t end, Event *event) noexcept nogil:
     """Behind one event; ``at`` is its brace."""
     cdef Token name
+    cdef bint is_last
     cdef int column
     event.phase = 0
-    event.start_ns = event.duration_ns = event.correlation = event.bytes = NO_NUMBER
-    event.args_begin = event.args_end = 0
-    event.is_differentiated = event.has_group = event.has_collective = event.is_open = False
+    event.start_ns = event.duration_ns = NO_NUMBER
+    forget_arguments(event)
     for column in range(TEXTS):
         event.texts[column].begin = event.texts[column].end = 0  # an absent text reads as ""
         event.texts[column].is_escaped = False
@@ -240,14 +241,9 @@ cdef Py_ssize_t event_at(Text text, Py_ssize_t at, Py_ssize_t end, Event *event)
         at = value_of(text, at, end, &name, event)
         if at < 0:
             return at
-        at = blank(text, at, end)
-        if at >= end:
-            return CUT
-        if text[at] == c"}":
-            return at + 1
-        if text[at] != c",":
-            return ODD
-        at = blank(text, at + 1, end)
+        at = next_item(text, at, end, c"}", &is_last)
+        if at < 0 or is_last:
+            return at
 
 
 # -- many events

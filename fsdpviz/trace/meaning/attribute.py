@@ -13,7 +13,7 @@ Such operators inside backward are recompute, and what they launch. Not so where
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -61,8 +61,8 @@ class Attribution:
 def attribution(ranges: Sequence[Range]) -> Attribution:
     """The windows that named ranges of host threads imply; ``ranges`` need no order."""
     ordered = sorted(ranges, key=lambda item: (item[0], item[1], -item[2]))
-    labels = {name: parse_label(name) for name in {item[3] for item in ordered}}
-    labelled = labelled_ranges(ordered)
+    labels = _labels(ordered)
+    labelled = labelled_ranges(ordered, labels)
     forward, backward = unit_windows(labelled)
     phases = [*_plain_phases(ordered, labelled)]
     phases += [(*window[:3], Phase.BACKWARD) for window in backward]
@@ -96,11 +96,19 @@ def with_recompute(windows: Attribution, spans: Iterable[tuple[int, int, int]]) 
     return replace(windows, phases=Windows([*known, *again]))
 
 
-def labelled_ranges(ranges: Sequence[Range]) -> list[tuple[Range, RangeLabel]]:
-    """The ranges of FSDP1, FSDP2 and our own engines with their labels, by lane, start and −end."""
-    labels = {name: parse_label(name) for name in {item[3] for item in ranges}}
+def labelled_ranges(
+    ranges: Sequence[Range], labels: Mapping[str, RangeLabel | None] | None = None
+) -> list[tuple[Range, RangeLabel]]:
+    """The ranges of FSDP1, FSDP2 and our own engines with their labels, by lane, start and −end. ``labels`` are those
+    of the ranges' names, where they are known already.
+    """
+    labels = _labels(ranges) if labels is None else labels
     found = [(item, label) for item in ranges if (label := labels[item[3]]) is not None]
     return sorted([*found, *fsdp1_labels(ranges)], key=lambda pair: (pair[0][0], pair[0][1], -pair[0][2]))
+
+
+def _labels(ranges: Sequence[Range]) -> dict[str, RangeLabel | None]:
+    return {name: parse_label(name) for name in {item[3] for item in ranges}}
 
 
 def _own_windows(labelled: Sequence[tuple[Range, RangeLabel]]) -> list[tuple[int, int, int, str]]:

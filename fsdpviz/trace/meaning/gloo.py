@@ -8,6 +8,7 @@ is the one.
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from ...base.kinds import Kind
 from ..kineto.reader import Tensors
 from .classify import collective_in
 
+RANGE = re.compile(r"^gloo:")
 # what gloo calls the operators that it has no name of its own for
 _GLOO_NAMES = {Kind.REDUCE_SCATTER: Kind.ALL_REDUCE}
 

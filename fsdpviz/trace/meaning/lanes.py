@@ -12,12 +12,12 @@ import polars as pl
 from ...base.kinds import COMPUTATION, WORK, Kind
 from ..kineto.reader import Recording
 from ..table import LANE_SCHEMA, frame_of
+from . import gloo
 from .rows import Rows
 
 _THREAD_NAME = re.compile(r"^thread -?\d+ \((?P<name>.*)\)$")
 _NUMBER = re.compile(r"\d+")
 _STEP = re.compile(r"^ProfilerStep")
-_GLOO = re.compile(r"^gloo:")
 _BACKWARD = re.compile(r"^autograd::engine::")
 _GENERIC = re.compile(r"^(?:python[\d.]*|pt_main_thread|)$")
 
@@ -68,7 +68,7 @@ def lane_table(
         "is_device": holds(rows.is_device),
         "is_profiler": [not other for other in holds(~rows.in_categories(("Trace",)))],
         "has_links": holds(is_link),
-        "has_gloo": holds(rows.named(_GLOO)),
+        "has_gloo": holds(rows.named(gloo.RANGE)),
         "has_backward": holds(rows.named(_BACKWARD)),
         "has_work": holds(one_of(WORK)),
         "has_ranges": holds(one_of((Kind.WAIT, Kind.ANNOTATION))),

@@ -42,7 +42,6 @@ _NAMES_A_RANGE = re.compile(
 _OF_FSDP = (Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE)
 _ISSUES = re.compile(r"^(?:c10d::|_?c10d_functional::|symm_mem::|vllm::all_)")
 _MARKS = re.compile(r"^(?:c10d::|_?c10d_functional::|FSDP::|gloo:)")
-_GLOO = re.compile(r"^gloo:")
 _C10D = re.compile(r"^c10d::")
 _NCCL = re.compile(r"^nccl:")
 _LINKS = re.compile(r"^fsdpviz::")
@@ -238,7 +237,7 @@ class _Rank:
         return [self._span(row, kind) for row, kind in pairs if kind is not None]
 
     def _join_gloo_and_links(self) -> None:
-        ranges = self._named_spans(_GLOO)
+        ranges = self._named_spans(gloo.RANGE)
         operators = {span.row: span for span in self._named_spans(_C10D)} if ranges else {}
         issuer_of = gloo.issuers(ranges, list(operators.values()))
         kinds: dict[int, Kind] = {}
@@ -341,7 +340,7 @@ class _Rank:
 
     def _decide_cpu_work(self) -> None:
         """Without a device the outermost operators are the work, save on threads that only transfer."""
-        moves = self.is_link | self.rows.named(_GLOO)
+        moves = self.is_link | self.rows.named(gloo.RANGE)
         trains = {self.main, *self.windows.phases.lane.tolist()}
         transfers = set(np.unique(self.lane[moves]).tolist()) - trains
         links = self._windows_of(np.flatnonzero(self.is_link).tolist())

@@ -25,6 +25,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from ..files.parts import Part
+from ..files.sniff import GZIP, PACKED
 from ..files.sources import Source
 from ..table import Note
 from .stored import StoredError, can_be_stored, read_parts, write_parts
@@ -32,9 +33,7 @@ from .stored import StoredError, can_be_stored, read_parts, write_parts
 FOLDER = ".fsdpviz_cache"
 WORTH_BYTES = 4 << 20  # of JSON: a smaller file is read again in less time than one notices
 MOST_BYTES = 4 << 30  # of all entries in one folder; the least recently used are dropped
-_PACKED = 12  # gzip makes a trace about so much smaller
 _TICK_NS = 2_000_000_000
-_GZIP = b"\x1f\x8b"
 
 
 def cached(source: Source, read: Callable[[], Sequence[Part]]) -> Sequence[Part]:
@@ -107,7 +106,7 @@ def _is_worth(path: Path, stamp: _Stamp) -> bool:
     if stamp.size >= WORTH_BYTES:
         return True
     with path.open("rb") as file:
-        return stamp.size >= WORTH_BYTES // _PACKED and file.read(2) == _GZIP
+        return stamp.size >= WORTH_BYTES // PACKED and file.read(2) == GZIP
 
 
 def _content(path: Path) -> str:

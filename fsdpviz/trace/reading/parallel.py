@@ -19,12 +19,12 @@ from pathlib import Path
 
 from ...base.errors import TraceError
 from ..files.parts import Part
+from ..files.sniff import GZIP, PACKED
 from ..files.sources import Source
 from .progress import Progress
 from .stored import StoredError, read_parts
 
 WORTH_BYTES = 48 << 20  # of JSON, in files other than the largest
-_PACKED = 12  # gzip makes a trace about so much smaller
 _START = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from fsdpviz.trace.reading.worker import main; main()"
 )
@@ -153,7 +153,7 @@ def _json_bytes(path: Path) -> int:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            return size * _PACKED if file.read(2) == b"\x1f\x8b" else size
+            return size * PACKED if file.read(2) == GZIP else size
     except OSError:
         return 0
 
