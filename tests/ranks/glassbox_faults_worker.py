@@ -21,7 +21,9 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from glassbox_parts import (
     BLOCKS,
+    CHECKS,
     Net,
+    check,
     data,
     error_of,
     fails_in_backward,
@@ -39,14 +41,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fsdpviz.engine.glassbox import CpuAccelerator, Policy, ShardedModel, Tier
 from fsdpviz.engine.glassbox.disk import MappedFile
 
-CHECKS: dict[str, Callable[[], Any]] = {}
 DISKS = Path(sys.argv[2])
 ALL_ON_DISK: dict[str, Any] = {"parameters_on": Tier.DISK, "gradients_on": Tier.DISK, "optimizer_on": Tier.DISK}
-
-
-def check(function: Callable[[], Any]) -> Callable[[], Any]:
-    CHECKS[function.__name__] = function
-    return function
 
 
 def apart(model: ShardedModel, reference: nn.Module) -> float:

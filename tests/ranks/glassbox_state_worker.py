@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from glassbox_parts import Net, Skips, digest, error_of, frozen_net, mine, run, seeded, sgd
+from glassbox_parts import CHECKS, Net, Skips, check, digest, error_of, frozen_net, mine, run, seeded, sgd
 from torch import nn
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -27,14 +27,8 @@ from torch.distributed.fsdp import fully_shard
 
 from fsdpviz.engine.glassbox import Policy, ShardedGradScaler, ShardedModel, ShardedOptimizer, Tier
 
-CHECKS: dict[str, Callable[[], Any]] = {}
 FOLDER = Path(sys.argv[2])
 BATCH = 8
-
-
-def check(function: Callable[[], Any]) -> Callable[[], Any]:
-    CHECKS[function.__name__] = function
-    return function
 
 
 class Tied(Net):
