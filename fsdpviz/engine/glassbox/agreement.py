@@ -134,7 +134,9 @@ class Agreement:
     def close(self) -> None:
         self._ended.set()
         if self._world_size > 1 and self._thread is not threading.current_thread():
-            self._thread.join(timeout=2.0)  # a store that does not answer holds up nobody
+            # a store that does not answer holds up nobody for long; inside it when the interpreter ends, the thread
+            # would abort the process
+            self._thread.join(timeout=10.0)
 
     def _run(self) -> None:
         try:

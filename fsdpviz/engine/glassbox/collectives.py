@@ -148,18 +148,20 @@ class Collectives:
         if not self._gather.on_gloo or threading.current_thread() is not self._training_thread:
             issue(False)
             return
-        work, error, ended = issue(True), [], threading.Event()
+        work, error = issue(True), []
 
         def wait() -> None:
             try:
                 _ = work and work.wait()
             except RuntimeError as raised:
                 error.append(raised)
-            ended.set()
 
-        threading.Thread(target=wait, name="collective", daemon=True).start()
-        while not ended.wait(1.0):
+        waiting = threading.Thread(target=wait, name="collective", daemon=True)
+        waiting.start()
+        waiting.join(1.0)  # to its very end: a thread inside c10d when the interpreter ends aborts the process
+        while waiting.is_alive():
             self.agreement.check()
+            waiting.join(1.0)
         if error:
             raise error[0]
 
