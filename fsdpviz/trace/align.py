@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import lru_cache
 
 import numpy as np
 import polars as pl
@@ -92,9 +93,7 @@ def aligned(trace: Trace) -> Trace:
         what = "ranks on clocks of their own, side by side and not merged: too few collectives match"
         notes.append(Note(what, len(unaligned), f"rank {unaligned[0]}"))
     moved = _shifted(trace, shifts) if shifts else trace
-    columns = zip(*sorted(rows, key=lambda row: row[0]), strict=True)
-    clock = frame_of(CLOCK_SCHEMA, dict(zip(CLOCK_SCHEMA, columns, strict=True)))
-    return replace(moved, clock=clock, notes=tuple(notes))
+    return replace(moved, clock=_clock_table(tuple(sorted(rows, key=lambda row: row[0]))), notes=tuple(notes))
 
 
 def _fits(trace: Trace, reference: list[int], others: list[list[int]]) -> list[tuple[list[int], Method, Fit | None]]:
@@ -206,6 +205,11 @@ def _line(times: np.ndarray, values: np.ndarray) -> tuple[float, float, int]:
 def _method(fit: Fit) -> Method:
     is_told = abs(fit.offset_ns) > max(_TELLING * fit.residual_ns, _NOISE_NS) or fit.drift_ppm != 0
     return Method.ENDS if is_told else Method.ENDS_AGREE
+
+
+@lru_cache(maxsize=16)  # the same for every recording of one rank
+def _clock_table(rows: tuple[tuple, ...]) -> pl.DataFrame:
+    return frame_of(CLOCK_SCHEMA, dict(zip(CLOCK_SCHEMA, zip(*rows, strict=True), strict=True)))
 
 
 def _row(rank: int, method: Method, fit: Fit | None = None) -> tuple:

@@ -1,8 +1,4 @@
-"""Opens what people have on disk, whatever it is: ``sources`` finds the files, ``reading`` reads them, this joins.
-
-[Note: first use] The first frame that polars makes costs 5 ms and 4 MB, most of it code paged in from its 200 MB of
-binary: more than a small trace does. It is part of loading polars, and is spent there, when this module is imported.
-"""
+"""Opens what people have on disk, whatever it is: ``sources`` finds the files, ``reading`` reads them, this joins."""
 
 from __future__ import annotations
 
@@ -21,7 +17,8 @@ from .files.runs import note_other_rank, note_unread, read_run
 from .files.selection import Window, chosen, selected
 from .files.sources import Found, Paths, find_sources
 from .meaning.recorder_join import with_recorder
-from .meaning.spans import RankTables, tables_of_one_span
+from .meaning.spans import RankTables
+from .reading.first_use import tables_of_few_events
 from .reading.readers import read_all
 from .table import GROUP_SCHEMA, LANE_SCHEMA, SPAN_SCHEMA, STEP_SCHEMA, Note, Trace, summed
 
@@ -134,4 +131,4 @@ def _concat(frames: Sequence[pl.DataFrame], schema: Mapping[str, Any]) -> pl.Dat
     return frames[0] if len(frames) == 1 else pl.concat([pl.DataFrame(schema=schema), *frames])
 
 
-aligned(_joined([tables_of_one_span()], Provenance.RECORDED_ELSEWHERE, [], {}))  # see [Note: first use]
+aligned(_joined([tables_of_few_events()], Provenance.RECORDED_ELSEWHERE, [], {}))  # see first_use's [Note: first use]

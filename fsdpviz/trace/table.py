@@ -89,9 +89,18 @@ def frame_of(schema: Mapping[str, Any], columns: Mapping[str, Sequence[Any] | np
 
 
 def _series(name: str, values: Any, dtype: Any) -> pl.Series:
-    if not isinstance(values, pl.Series):
+    if isinstance(values, np.ndarray):
+        series = pl.Series(name, values)
+    elif isinstance(values, pl.Series):
+        series = values.alias(name)
+    else:
         return pl.Series(name, values, dtype=dtype)
-    return (values if values.dtype == dtype else values.cast(dtype)).alias(name)
+    return series if series.dtype == dtype else series.cast(dtype)
+
+
+def taken(values: pl.Series, codes: np.ndarray) -> pl.Series:
+    """The value of each code, which counts from 0."""
+    return values[pl.Series(codes.astype(np.uint32))]  # an index of another type is looked through first
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fsdpviz.base.kinds import Kind
+from fsdpviz.trace.meaning import classify
 from fsdpviz.trace.meaning.classify import (
     collective_in,
     device_kind,
@@ -184,3 +187,17 @@ def test_emulated_links() -> None:
     assert link_kind("fsdpviz::h2d (blocks.3)") is Kind.H2D
     assert link_kind("fsdpviz::forward (blocks.3)") is None
     assert link_kind("FSDP::all_gather (blocks.3)") is None
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        (classify._COLLECTIVE_KERNEL, classify._COLLECTIVE_WORDS),
+        (classify._OPTIMIZER_KERNEL, classify._OPTIMIZER_WORDS),
+    ],
+)
+@given(data=st.data())
+def test_one_of_the_words_is_in_whatever_the_pattern_matches(pattern, words, data):
+    name = data.draw(st.from_regex(pattern, alphabet=st.characters(codec="ascii")))
+    assert any(word in name.lower() for word in words)
+    assert pattern.search(name.lower())

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from ..table import Tally
+from ..table import Tally, taken
 from .arguments import NO_ARGS, NO_NUMBER, Args, Message, Tensors, integer_of, message_of, tensors_of, text_of
 from .events import FLOWS, TAG_OF_OTHERS, Metadata, Other, Span
 from .nanoseconds import microseconds_to_ns
@@ -46,7 +46,7 @@ class Coded:
         return cls(column.cast(pl.Enum(values)).to_physical().cast(pl.Int32).to_numpy(), values.to_list())
 
     def series(self) -> pl.Series:
-        return pl.Series(self.values, dtype=pl.String)[self.codes]
+        return taken(pl.Series(self.values, dtype=pl.String), self.codes)
 
 
 class Codes(dict[Any, int]):
@@ -58,7 +58,7 @@ class Codes(dict[Any, int]):
         self._spelled = spelled
 
     def __missing__(self, value: Any) -> int:
-        text = self._spelled(text_of(value) or "")
+        text = self._spelled(value if type(value) is str else text_of(value) or "")
         code = self[value] = self.by_text.setdefault(text, len(self.by_text))
         return code
 

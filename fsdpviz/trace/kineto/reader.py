@@ -6,7 +6,7 @@ Nothing is interpreted here: kinds are decided in ``classify``, units and phases
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -94,12 +94,15 @@ def read_recording(path: Path, on_read: Progress = lambda read_bytes: None) -> R
     with the file and the cause, when nothing of it is a trace.
     """
     notes: list[Note] = []
+    pieces = blocks(path, notes, on_read)
+    return recording_of(path, ahead(pieces) if _size(path) > _SMALL_BYTES else pieces, notes)
+
+
+def recording_of(path: Path, pieces: Iterator[bytes], notes: list[Note]) -> Recording:
+    """The same of the file's bytes; ``notes`` may grow while they are taken, and ``path`` is what errors call it."""
     tally = Tally()
     columns = ColumnBuilder(tally)
-    pieces = blocks(path, notes, on_read)
-    reader = EventReader(
-        path, ahead(pieces) if _size(path) > _SMALL_BYTES else pieces, notes, scanner_of(columns.text_codes)
-    )
+    reader = EventReader(path, pieces, notes, scanner_of(columns.text_codes))
     try:
         for events in reader:
             columns.add(events)

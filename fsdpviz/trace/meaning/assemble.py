@@ -13,7 +13,7 @@ import polars as pl
 from ...base.kinds import Kind
 from ...base.labels import Phase
 from ..kineto.reader import Recording
-from ..table import DTYPE, KIND, NO_GROUPS, NO_STEPS, SPAN_SCHEMA, STEP_SCHEMA, Note, frame_of
+from ..table import DTYPE, KIND, NO_GROUPS, NO_STEPS, SPAN_SCHEMA, STEP_SCHEMA, Note, frame_of, taken
 from .groups import group_table
 from .lanes import lane_table
 from .rows import Rows
@@ -23,6 +23,7 @@ KIND_CODE: dict[str, int] = {kind: code for code, kind in enumerate(Kind)}
 PHASE_CODE: dict[str, int] = {phase: code for code, phase in enumerate(Phase)}
 _KINDS = pl.Series(list(KIND_CODE), dtype=KIND)
 _PHASES = pl.Series([*PHASE_CODE, None], dtype=pl.String)
+_NULL = {dtype: pl.Series([None], dtype=dtype) for dtype in (pl.Int32, pl.Int64, pl.String, DTYPE)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,7 +68,7 @@ def assembled(
         "start_ns": rows.start_ns,
         "duration_ns": rows.duration_ns,
         "name": rows.name.series(),
-        "kind": _KINDS[decided.kind.astype(np.uint32)],
+        "kind": taken(_KINDS, decided.kind),
         "unit": _coded(pl.Series([*decided.units, None], dtype=pl.String), decided.unit),
         "phase": _coded(_PHASES, decided.phase),
         "step": _known(decided.step, decided.step >= 0),
@@ -119,21 +120,20 @@ def _sparse(values: dict[int, Any], count: int, dtype: Any) -> pl.Series:
         return _nulls(count, dtype)
     at = np.full(count, len(values), np.uint32)
     at[list(values)] = np.arange(len(values), dtype=np.uint32)
-    return pl.Series([*values.values(), None], dtype=dtype)[at]
+    return taken(pl.Series([*values.values(), None], dtype=dtype), at)
 
 
 def _coded(values: pl.Series, codes: np.ndarray) -> pl.Series:
     """The value of each code; the last, which is null, at −1."""
-    return values[np.where(codes < 0, len(values) - 1, codes).astype(np.uint32)]
+    return taken(values, np.where(codes < 0, len(values) - 1, codes))
 
 
 def _known(values: np.ndarray, is_known: np.ndarray) -> pl.Series:
-    if is_known.all():
-        return pl.Series(values, dtype=pl.Int64)
     if not is_known.any():
         return _nulls(len(values), pl.Int64)
-    return pl.Series(values, dtype=pl.Int64).set(pl.Series(~is_known), None)
+    known = pl.Series(values.astype(np.int64, copy=False))
+    return known if is_known.all() else known.zip_with(pl.Series(is_known), _NULL[pl.Int64])
 
 
 def _nulls(count: int, dtype: Any) -> pl.Series:
-    return pl.Series([None], dtype=dtype).new_from_index(0, count)
+    return _NULL[dtype].new_from_index(0, count)

@@ -5,6 +5,7 @@ name.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from ...base.kinds import COMMUNICATION, Kind
 from ...base.labels import parse_label
@@ -36,10 +37,10 @@ _COLLECTIVES = (
 # and MSCCL; torch's symmetric memory (multimem_…, one_shot_…, two_shot_…); vLLM's and SGLang's own; DeepEP
 _COLLECTIVE_KERNEL = re.compile(
     r"nccl\w*kernel|ncclsymk|rccl|msccl|multimem_|(?:one|two)_shot_|cross_device_reduce|deep_ep::"
-    r"|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all",
-    re.IGNORECASE,
+    r"|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all"
 )
-# one of them is in every name that the pattern matches; kernels' names are long, and looking for words is fast
+# Patterns of kernels are of small letters, and one of the words is in whatever they match: kernels' names are long, and
+# looking for words is fast.
 _COLLECTIVE_WORDS = ("ccl", "multimem", "_shot_", "deep_ep", "reduce", "gather", "toall", "to_all")
 _NO_LETTER = re.compile(r"[^a-z0-9]")
 _COPIES = (
@@ -55,8 +56,9 @@ _HOLDS_OTHERS = re.compile(
 )
 _WAITS = re.compile(r"^(?:_?c10d_functional::wait_tensor|fsdpviz::\w*wait|gloo:barrier)")
 _OPTIMIZER_KERNEL = re.compile(
-    r"multi_tensor_apply|fused_?(?:adam|sgd|adagrad|lamb|lion)|(?:adam|sgd|lamb|lion)functor|kOptimizer", re.IGNORECASE
+    r"multi_tensor_apply|fused_?(?:adam|sgd|adagrad|lamb|lion)|(?:adam|sgd|lamb|lion)functor|koptimizer"
 )
+_OPTIMIZER_WORDS = ("multi_tensor_apply", "fused", "adamf", "sgdf", "lambf", "lionf", "koptimizer")
 
 
 def collective_in(text: str) -> Kind | None:
@@ -71,10 +73,7 @@ def _first_collective(text: str) -> Kind | None:
 
 def is_collective_kernel(name: str) -> bool:
     """True for a kernel that moves data between ranks. Its name need not say which collective it is."""
-    small = name.lower()
-    if not any(word in small for word in _COLLECTIVE_WORDS):
-        return False
-    return not name.startswith("triton_") and _COLLECTIVE_KERNEL.search(name) is not None
+    return _is_kernel(name, _COLLECTIVE_WORDS, _COLLECTIVE_KERNEL) and not name.startswith("triton_")
 
 
 def link_kind(name: str) -> Kind | None:
@@ -131,7 +130,12 @@ def is_optimizer_kernel(name: str) -> bool:
     """By name only, for recordings without an ``Optimizer.step#`` range: foreach kernels, which gradient clipping
     has too, and fused ones of torch, Apex and bitsandbytes.
     """
-    return _OPTIMIZER_KERNEL.search(name) is not None
+    return _is_kernel(name, _OPTIMIZER_WORDS, _OPTIMIZER_KERNEL)
+
+
+def _is_kernel(name: str, words: Sequence[str], pattern: re.Pattern[str]) -> bool:
+    small = name.lower()
+    return any(word in small for word in words) and pattern.search(small) is not None
 
 
 def is_wait_argument(collective: str) -> bool:

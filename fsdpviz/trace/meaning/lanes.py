@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import polars as pl
@@ -19,6 +19,10 @@ _THREAD_NAME = re.compile(r"^thread -?\d+ \((?P<name>.*)\)$")
 _NUMBER = re.compile(r"\d+")
 _STEP = re.compile(r"^ProfilerStep")
 _BACKWARD = re.compile(r"^autograd::engine::")
+# by code of a kind
+_COMPUTES, _WORKS, _IS_RANGE = (
+    np.array([kind in kinds for kind in Kind], bool) for kinds in (COMPUTATION, WORK, (Kind.WAIT, Kind.ANNOTATION))
+)
 _GENERIC = re.compile(r"^(?:python[\d.]*|pt_main_thread|)$")
 
 
@@ -57,10 +61,7 @@ def lane_table(
     def holds(chosen: np.ndarray) -> list[bool]:
         return (np.bincount(rows.lane[chosen], minlength=count) > 0).tolist()
 
-    def one_of(kinds: Collection[Kind]) -> np.ndarray:
-        return np.array([item in kinds for item in Kind], bool)[kind]
-
-    busy = one_of(COMPUTATION)
+    busy = _COMPUTES[kind]
     columns = {
         "lane": list(range(count)),
         "process": rows.processes,
@@ -70,8 +71,8 @@ def lane_table(
         "has_links": holds(is_link),
         "has_gloo": holds(rows.named(gloo.RANGE)),
         "has_backward": holds(rows.named(_BACKWARD)),
-        "has_work": holds(one_of(WORK)),
-        "has_ranges": holds(one_of((Kind.WAIT, Kind.ANNOTATION))),
+        "has_work": holds(_WORKS[kind]),
+        "has_ranges": holds(_IS_RANGE[kind]),
         "compute_ns": np.bincount(rows.lane[busy], rows.duration_ns[busy], minlength=count).astype(np.int64).tolist(),
     }
     lanes = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]

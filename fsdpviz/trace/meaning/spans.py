@@ -5,15 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
-from pathlib import Path
 
 import numpy as np
-import polars as pl
 
 from ...base.kinds import COMMUNICATION, Kind
 from ...base.labels import Phase, parse_label
-from ..kineto.columns import Coded, Codes
-from ..kineto.reader import EVENT_SCHEMA, Recording, Tensors
+from ..kineto.columns import Codes
+from ..kineto.reader import Recording, Tensors
 from ..table import Note
 from . import gloo
 from .assemble import KIND_CODE, PHASE_CODE, Decided, RankTables, assembled
@@ -50,13 +48,6 @@ _LINKS = re.compile(r"^fsdpviz::")
 def rank_tables(recording: Recording, rank: int, lane_names: Mapping[str, str] | None = None) -> RankTables:
     """The spans, lanes and steps of one recording, as ``rank``. ``lane_names`` are by thread id."""
     return _Rank(recording, rank).tables(lane_names or {})
-
-
-def tables_of_one_span() -> RankTables:
-    text, number = Coded(np.zeros(1, np.int32), ["cpu_op"]), np.zeros(1, np.int64)
-    codes = {name: text for name, dtype in EVENT_SCHEMA.items() if dtype == pl.String}
-    numbers = {name: number for name in EVENT_SCHEMA if name not in codes}
-    return rank_tables(Recording(Path(), codes, numbers, {}, {}, {}, {}, ()), 0)
 
 
 class _Rank:

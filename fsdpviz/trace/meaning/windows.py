@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 import numpy as np
 
 Name = TypeVar("Name")
+_DEEPEST = np.iinfo(np.int16).max
 
 
 class Windows(Generic[Name]):
@@ -57,13 +58,17 @@ def depths(lanes: np.ndarray, start_ns: np.ndarray, end_ns: np.ndarray) -> np.nd
     """How many spans of the same lane are open when each starts (int16). Spans must be sorted by lane,
     start, −end.
     """
-    found = np.zeros(len(lanes), np.int64)
+    found = np.zeros(len(lanes), np.int16)
     edges = np.flatnonzero(np.diff(lanes, prepend=-1, append=-1))
     for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+        starts = start_ns[low:high]
         # a span without length counts as one nanosecond long, or it would close before it opened
-        ends = np.sort(np.maximum(end_ns[low:high], start_ns[low:high] + 1))
-        found[low:high] = np.arange(high - low) - np.searchsorted(ends, start_ns[low:high], "right")
-    return np.clip(found, 0, np.iinfo(np.int16).max).astype(np.int16)
+        ends = np.maximum(end_ns[low:high], starts + 1)
+        if (starts[1:] >= ends[:-1]).all():  # as on most streams: none is inside another
+            continue
+        ends.sort()
+        found[low:high] = np.clip(np.arange(high - low) - np.searchsorted(ends, starts, "right"), 0, _DEEPEST)
+    return found
 
 
 def outermost(lanes: np.ndarray, start_ns: np.ndarray, end_ns: np.ndarray, chosen: np.ndarray) -> np.ndarray:
