@@ -16,8 +16,14 @@ cdef enum:
 cdef extern from *:
     """
     #define ONES 0x0101010101010101ULL
+    #if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
+    #define FIRST_MARKED(marks) (__builtin_ctzll(marks) >> 3)
+    #else
+    #define FIRST_MARKED(marks) 0
+    #endif
     """
     const uint64_t ONES  # one in each byte
+    int FIRST_MARKED(uint64_t marks) noexcept nogil  # the first byte that has a mark, or one before it
 
 ctypedef const unsigned char *Text
 
@@ -35,12 +41,12 @@ cdef inline uint64_t eight(Text text, Py_ssize_t at) noexcept nogil:
     return word
 
 
-cdef inline bint is_plain(uint64_t word) noexcept nogil:
-    """True for eight bytes of a string of which none is a quote, a backslash or a control character; False for some
-    others too. A byte less than b leaves its highest bit set in ``byte - b``, where it had none itself.
+cdef inline uint64_t marked(uint64_t word) noexcept nogil:
+    """The highest bit of the first of eight bytes that is a quote, a backslash, a control character or no ASCII, and of
+    some behind it: a byte less than b has it set in ``byte - b``, and borrows from the next. 0 where there is none.
     """
     cdef uint64_t quote = word ^ (ONES * 34), backslash = word ^ (ONES * 92)
-    return (((word - ONES * 32) | (quote - ONES) | (backslash - ONES) | word) & (ONES * 128)) == 0
+    return ((word - ONES * 32) | (quote - ONES) | (backslash - ONES) | word) & (ONES * 128)
 
 
 cdef inline Py_ssize_t blank(Text text, Py_ssize_t at, Py_ssize_t end) noexcept nogil:
@@ -87,13 +93,17 @@ cdef inline Py_ssize_t escape(Text text, Py_ssize_t at, Py_ssize_t end) noexcept
 
 cdef inline Py_ssize_t string(Text text, Py_ssize_t at, Py_ssize_t end, Token *token) noexcept nogil:
     """Behind a string and its closing quote; ``at`` is its opening one."""
+    cdef uint64_t marks
     token.begin = at + 1
     token.is_escaped = False
     at += 1
     while at < end:
-        if at + 8 <= end and is_plain(eight(text, at)):
-            at += 8
-            continue
+        if at + 8 <= end:
+            marks = marked(eight(text, at))
+            if not marks:
+                at += 8
+                continue
+            at += FIRST_MARKED(marks)
         if text[at] == c'"':
             token.end = at
             return at + 1

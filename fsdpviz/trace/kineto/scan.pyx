@@ -70,64 +70,62 @@ cdef Py_ssize_t label(Text text, Py_ssize_t at, Py_ssize_t end, Token *token) no
     return at
 
 
-cdef Py_ssize_t microseconds(Text text, Py_ssize_t at, Py_ssize_t end, int64_t *ns) noexcept nogil:
-    """Behind a time of at most three decimals that is not negative."""
-    cdef Token token
-    cdef int64_t value = 0
-    cdef Py_ssize_t digit
-    cdef int decimals = -1  # before the point
+cdef inline Py_ssize_t whole(Text text, Py_ssize_t at, Py_ssize_t end, int most, int64_t *value) noexcept nogil:
+    """Behind a whole number of at most so many digits, up to 18; something must follow it."""
+    cdef Py_ssize_t first = at
+    at = amount(text, at, end, most, value)
+    return ODD if at > first + 1 and text[first] == c"0" else at
+
+
+cdef inline Py_ssize_t amount(Text text, Py_ssize_t at, Py_ssize_t end, int most, int64_t *value) noexcept nogil:
+    """The same of the digits behind a point too, which may begin with 0."""
+    cdef Py_ssize_t first = at
+    cdef int64_t found = 0
+    while at < end and at - first < most and is_digit(text[at]):
+        found = found * 10 + (text[at] - 48)
+        at += 1
     if at >= end:
         return CUT
-    if not is_digit(text[at]):
-        return ODD
-    at = number(text, at, end, &token)
+    value[0] = found
+    return ODD if at == first or is_digit(text[at]) else at
+
+
+cdef inline bint goes_on(unsigned char character) noexcept nogil:
+    """True for what makes another number of the digits before."""
+    return character == c"." or character == c"e" or character == c"E"
+
+
+cdef Py_ssize_t microseconds(Text text, Py_ssize_t at, Py_ssize_t end, int64_t *ns) noexcept nogil:
+    """Behind a time of at most three decimals that is not negative."""
+    cdef int64_t value = 0, thousandths = 0
+    cdef Py_ssize_t point
+    at = whole(text, at, end, 16, &value)
     if at < 0:
         return at
-    for digit in range(token.begin, token.end):
-        if text[digit] == c".":
-            decimals = 0
-            if value > MOST_US:
-                return ODD
-        elif not is_digit(text[digit]) or decimals == 3:
-            return ODD
-        else:
-            if value > MOST_US * 100:
-                return ODD
-            value = value * 10 + (text[digit] - 48)
-            if decimals >= 0:
-                decimals += 1
-    for digit in range(max(decimals, 0), 3):
-        if value > MOST_US * 100:
-            return ODD
-        value *= 10
-    if value > MOST_US * 1000:
+    if text[at] == c".":
+        point = at
+        at = amount(text, at + 1, end, 3, &thousandths)
+        if at < 0:
+            return at
+        thousandths *= 1 if at - point == 4 else 10 if at - point == 3 else 100
+    if goes_on(text[at]) or value >= MOST_US:
         return ODD
-    ns[0] = value
+    ns[0] = value * 1000 + thousandths
     return at
 
 
 cdef Py_ssize_t integer(Text text, Py_ssize_t at, Py_ssize_t end, int64_t *value) noexcept nogil:
     """Behind an integer of at most 18 digits."""
-    cdef Token token
-    cdef Py_ssize_t digit
     cdef int64_t found = 0
     cdef bint is_negative
     if at >= end:
         return CUT
     is_negative = text[at] == c"-"
-    if not is_negative and not is_digit(text[at]):
-        return ODD
-    at = number(text, at, end, &token)
+    at = whole(text, at + is_negative, end, 18, &found)
     if at < 0:
         return at
-    if token.end - token.begin > 18:
-        return ODD
-    for digit in range(token.begin + is_negative, token.end):
-        if not is_digit(text[digit]):
-            return ODD
-        found = found * 10 + (text[digit] - 48)
     value[0] = -found if is_negative else found
-    return at
+    return ODD if goes_on(text[at]) else at
 
 
 cdef inline Py_ssize_t is_given(Text text, Py_ssize_t at, Py_ssize_t end, bint *given) noexcept nogil:
