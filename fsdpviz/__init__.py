@@ -12,6 +12,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from .base.huge_pages import ask_for_huge_pages
+
 if TYPE_CHECKING:
     from .base.errors import FsdpvizError, RankFailed
     from .experiment import Experiment, Mlp, Transformer, UserModel, preset
@@ -49,6 +51,9 @@ __all__ = [
     "preset",
     "run",
 ]
+
+
+ask_for_huge_pages()
 
 
 def __getattr__(name: str) -> Any:
