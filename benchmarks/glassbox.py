@@ -186,8 +186,8 @@ def overlap(count: int) -> dict[str, Any]:
     forward, the first of backward (the last block was freed just before), the last reduction: 2.4 f. On a CPU the
     real transfers take their copying from the cores that compute, which a GPU and its network card do not: side_cpu.
     """
-    blocks, width = 24, 384  # many samples a weight: the real transfers stay small beside compute
-    inputs = torch.randn(8192, width)
+    blocks, width = 24, 384  # many samples a weight, as in training: the real transfers stay small beside compute
+    inputs = torch.randn(16384, width)
     forward_s = block_forward_s(stack(blocks, width), inputs)
     gather_ms = 0.8 * forward_s * 1e3
     wire_bytes = 4 * (width * width + width) / 2
