@@ -53,7 +53,7 @@ __all__ = [
 ]
 
 
-ask_for_huge_pages()
+ask_for_huge_pages()  # before anything imports polars
 
 
 def __getattr__(name: str) -> Any:

@@ -14,5 +14,6 @@ _CONFIGURES = "_RJEM_MALLOC_CONF"  # jemalloc, as Rust's libraries prefix it
 
 
 def ask_for_huge_pages() -> None:
+    """Of polars' allocator, in this process and those that it starts; see [Note: huge pages]."""
     if sys.platform == "linux" and "polars" not in sys.modules:
         os.environ.setdefault(_CONFIGURES, "thp:always")

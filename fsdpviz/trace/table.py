@@ -100,7 +100,7 @@ def _series(name: str, values: Any, dtype: Any) -> pl.Series:
 
 def taken(values: pl.Series, codes: np.ndarray) -> pl.Series:
     """The value of each code, which counts from 0."""
-    return values[pl.Series(codes.astype(np.uint32))]  # an index of another type is looked through first
+    return values[pl.Series(codes.astype(np.uint32, copy=False))]  # an index of another type is looked through first
 
 
 @dataclass(frozen=True)
