@@ -12,7 +12,7 @@ from isal import igzip_lib, isal_zlib
 from ...base.errors import TraceError
 
 GZIP_ERROR: type[Exception] = igzip_lib.IsalError  # type: ignore[assignment]  # isal's stub says an instance
-_HEAD_BYTES = 64 << 10
+_HEAD_BYTES, _GLANCE_BYTES = 64 << 10, 8 << 10
 GZIP = b"\x1f\x8b"
 PACKED = 12  # gzip makes a trace about so much smaller
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
@@ -54,6 +54,9 @@ def format_of(path: Path, name: str = "") -> Format:
     to be of a format may still hold nothing of use: its reader says so.
     """
     name = name or str(path)
+    glance = head_of(path, name, _GLANCE_BYTES)  # most traces show by then what they are
+    if glance[:1] == b"{" and _EVENTS.search(glance):
+        return Format.KINETO
     head = head_of(path, name)
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if not text:
@@ -78,21 +81,21 @@ def format_of(path: Path, name: str = "") -> Format:
     raise TraceError(f"{name} is not JSON; a trace is a JSON file with traceEvents")
 
 
-def head_of(path: Path, name: str = "") -> bytes:
-    """The first 64 KiB, unpacked where the file is gzip. Raises TraceError for a file that cannot be read."""
+def head_of(path: Path, name: str = "", most: int = _HEAD_BYTES) -> bytes:
+    """The first bytes, unpacked where the file is gzip. Raises TraceError for a file that cannot be read."""
     name = name or str(path)
     try:
         with path.open("rb") as file:
-            head = file.read(_HEAD_BYTES)
+            head = file.read(most)
     except OSError as error:
         raise TraceError(f"{name} cannot be read: {(error.strerror or str(error)).lower()}") from error
     if not head.startswith(GZIP):
         return head
     try:
-        unpacked = isal_zlib.decompressobj(wbits=31).decompress(head, _HEAD_BYTES)
+        unpacked = isal_zlib.decompressobj(wbits=31).decompress(head, most)
     except (GZIP_ERROR, ZlibError) as error:
         raise TraceError(f"{name} is a damaged gzip file, and nothing in it is whole: {error}") from error
-    if not unpacked and len(head) < _HEAD_BYTES:
+    if not unpacked and len(head) < most:
         raise TraceError(f"{name} is a damaged gzip file, and nothing in it is whole: cut short, or nothing packed")
     return unpacked
 

@@ -10,17 +10,14 @@ import numpy as np
 import numpy.ma  # polars asks whether an array is masked, and would import it while a trace is read
 import polars as pl
 
-from ...base.kinds import Kind
-from ...base.labels import Phase
 from ..kineto.reader import Recording
 from ..table import DTYPE, KIND, NO_GROUPS, NO_STEPS, SPAN_SCHEMA, STEP_SCHEMA, Note, frame_of, taken
+from .codes import KIND_CODE, PHASE_CODE
 from .groups import group_table
 from .lanes import lane_table
 from .rows import Rows
 from .windows import Windows, depths
 
-KIND_CODE: dict[str, int] = {kind: code for code, kind in enumerate(Kind)}
-PHASE_CODE: dict[str, int] = {phase: code for code, phase in enumerate(Phase)}
 _KINDS = pl.Series(list(KIND_CODE), dtype=KIND)
 _PHASES = pl.Series([*PHASE_CODE, None], dtype=pl.String)
 _NULL = {dtype: pl.Series([None], dtype=dtype) for dtype in (pl.Int32, pl.Int64, pl.String, DTYPE)}

@@ -13,6 +13,7 @@ from ...base.kinds import COMPUTATION, WORK, Kind
 from ..kineto.reader import Recording
 from ..table import LANE_SCHEMA, frame_of
 from . import gloo
+from .codes import is_among
 from .rows import Rows
 
 _THREAD_NAME = re.compile(r"^thread -?\d+ \((?P<name>.*)\)$")
@@ -20,9 +21,7 @@ _NUMBER = re.compile(r"\d+")
 _STEP = re.compile(r"^ProfilerStep")
 _BACKWARD = re.compile(r"^autograd::engine::")
 # by code of a kind
-_COMPUTES, _WORKS, _IS_RANGE = (
-    np.array([kind in kinds for kind in Kind], bool) for kinds in (COMPUTATION, WORK, (Kind.WAIT, Kind.ANNOTATION))
-)
+_COMPUTES, _WORKS, _IS_RANGE = is_among(COMPUTATION), is_among(WORK), is_among((Kind.WAIT, Kind.ANNOTATION))
 _GENERIC = re.compile(r"^(?:python[\d.]*|pt_main_thread|)$")
 
 

@@ -14,7 +14,7 @@ from ..kineto.columns import Codes
 from ..kineto.reader import Recording, Tensors
 from ..table import Note
 from . import gloo
-from .assemble import KIND_CODE, PHASE_CODE, Decided, RankTables, assembled
+from .assemble import Decided, RankTables, assembled
 from .attribute import Attribution, attribution, differentiates_backward, with_recompute
 from .classify import (
     DEVICE_CATEGORIES,
@@ -27,6 +27,7 @@ from .classify import (
     link_bytes,
     link_kind,
 )
+from .codes import KIND_CODE, PHASE_CODE, is_among
 from .lanes import main_lane
 from .rows import Rows
 from .windows import Windows, holds_any, outermost
@@ -37,7 +38,9 @@ _NAMES_A_RANGE = re.compile(
     r"^(?:FSDP::|fsdpviz::|Optimizer\.|ProfilerStep|##|DistributedDataParallel\.forward"
     r"|FullyShardedDataParallel\.|autograd::engine::evaluate_function|enumerate\(DataLoader\))"
 )
-_OF_FSDP = (Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE)
+# by code of a kind
+_COMMUNICATES = is_among(COMMUNICATION)
+_IS_FSDPS = is_among((Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE))
 _ISSUES = re.compile(r"^(?:c10d::|_?c10d_functional::|symm_mem::|vllm::all_)")
 _MARKS = re.compile(r"^(?:c10d::|_?c10d_functional::|FSDP::|gloo:)")
 _C10D = re.compile(r"^c10d::")
@@ -298,8 +301,7 @@ class _Rank:
 
     def _decide_collectives_of_device(self) -> None:
         """Collectives by the range or operator that launched them, then their arguments, then their name."""
-        by_name = np.isin(self.kind, [KIND_CODE[kind] for kind in COMMUNICATION])
-        rows = np.flatnonzero(by_name & self.rows.runs_on_device).tolist()
+        rows = np.flatnonzero(_COMMUNICATES[self.kind] & self.rows.runs_on_device).tolist()
         if not rows:
             return
         nccl = self._windows_of(self._rows_named(_NCCL))
@@ -364,7 +366,6 @@ class _Rank:
         """A gather or reduction belongs to the unit that issued it, which is not the block around it. FSDP issues
         no other transfers: those are the block's own.
         """
-        communicates = np.isin(self.kind, [KIND_CODE[kind] for kind in _OF_FSDP]) & ~self.is_link
-        rows = np.flatnonzero(communicates)
+        rows = np.flatnonzero(_IS_FSDPS[self.kind] & ~self.is_link)
         at = self.windows.issuers.at(self.point_lane[rows], self.point_ns[rows])
         self.unit[rows] = np.array([*map(self.units.__getitem__, self.windows.issuers.names), -1], np.int32)[at]

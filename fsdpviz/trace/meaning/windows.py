@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -19,6 +20,7 @@ class Windows(Generic[Name]):
         given = list(windows)
         lanes, starts, ends, _ = zip(*given, strict=True) if given else ((), (), (), ())
         lane, start_ns, end_ns = (np.array(values, np.int64) for values in (lanes, starts, ends))
+        self._lanes = sorted(set(lanes))
         order = np.lexsort((-end_ns, start_ns, lane))
         self.lane, self.start_ns, self.end_ns = lane[order], start_ns[order], end_ns[order]
         self.names: Sequence[Name] = [given[index][3] for index in order.tolist()]
@@ -31,7 +33,7 @@ class Windows(Generic[Name]):
         is.
         """
         found = np.full(len(times_ns), -1, np.int64)
-        for lane in np.unique(self.lane):
+        for lane in self._lanes:
             points = np.flatnonzero(lanes == lane)
             if not len(points):
                 continue
@@ -54,13 +56,18 @@ class Windows(Generic[Name]):
         return [names[index] if index >= 0 else None for index in self.at(lanes, times_ns).tolist()]
 
 
+def _runs(lanes: np.ndarray) -> Iterable[tuple[int, int]]:
+    """Where each lane's spans begin and end, for spans sorted by lane."""
+    cuts = (np.flatnonzero(lanes[1:] != lanes[:-1]) + 1).tolist()
+    return pairwise((0, *cuts, len(lanes))) if len(lanes) else ()
+
+
 def depths(lanes: np.ndarray, start_ns: np.ndarray, end_ns: np.ndarray) -> np.ndarray:
     """How many spans of the same lane are open when each starts (int16). Spans must be sorted by lane,
     start, −end.
     """
     found = np.zeros(len(lanes), np.int16)
-    edges = np.flatnonzero(np.diff(lanes, prepend=-1, append=-1))
-    for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+    for low, high in _runs(lanes):
         starts = start_ns[low:high]
         # a span without length counts as one nanosecond long, or it would close before it opened
         ends = np.maximum(end_ns[low:high], starts + 1)
@@ -76,8 +83,7 @@ def outermost(lanes: np.ndarray, start_ns: np.ndarray, end_ns: np.ndarray, chose
     −end.
     """
     found = np.zeros(len(lanes), bool)
-    edges = np.flatnonzero(np.diff(lanes, prepend=-1, append=-1))
-    for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+    for low, high in _runs(lanes):
         rows = low + np.flatnonzero(chosen[low:high])
         if len(rows):
             latest = np.maximum.accumulate(end_ns[rows])
@@ -91,8 +97,7 @@ def holds_any(
 ) -> np.ndarray:
     """Which candidates have a mark of their own lane starting inside them. Sorted by lane, start, −end."""
     found = np.zeros(len(lanes), bool)
-    edges = np.flatnonzero(np.diff(lanes, prepend=-1, append=-1))
-    for low, high in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+    for low, high in _runs(lanes):
         mark_starts = start_ns[low:high][marks[low:high]]
         rows = low + np.flatnonzero(candidates[low:high])
         if len(rows) and len(mark_starts):

@@ -147,7 +147,7 @@ def _read(source: Source, on_read: Progress) -> Sequence[Part]:
 
 def _kineto(source: Source, on_read: Progress) -> Part:
     recording = read_recording(source.path, on_read)
-    tables = rank_tables(recording, 0, source.lane_names)
+    tables = rank_tables(recording, recording.rank or 0, source.lane_names)
     return Part(source.name, tables, recording.rank, about={"headers": recording.header})
 
 
