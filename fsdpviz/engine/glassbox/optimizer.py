@@ -204,7 +204,7 @@ class ShardedOptimizer(torch.optim.Optimizer):
 
     def _step_part(self, unit: Unit, visit: Visit) -> None:
         part = self._part_of(unit)
-        visit.show()
+        visit.reveal()
         type(part).step(part)  # a learning rate schedule has put another ``step``, bound to the whole, on the instance
         visit.hide()
         self._settle_state(unit)
@@ -229,8 +229,8 @@ class ShardedOptimizer(torch.optim.Optimizer):
                     except FsdpvizError as error:
                         raise FsdpvizError(f"{error}. {_NO_ROOM[self._in_backward]}") from error
                     unit.store.write_too(mapped)
-                    show = partial(state.__setitem__, key)
-                    self._guests.setdefault(unit.name, []).append(Guest(state[key], tier, show))
+                    install = partial(state.__setitem__, key)
+                    self._guests.setdefault(unit.name, []).append(Guest(state[key], tier, install))
                 else:
                     pool_of(accelerator, tier).take(value.nbytes)
                 self._settled.add((id(shard), key))

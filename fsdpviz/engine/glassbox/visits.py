@@ -26,16 +26,16 @@ from .storage import ShardStore
 
 @dataclass(eq=False)
 class Guest:
-    """A tensor that a step needs. ``show`` puts it before the optimizer's eyes; None takes it away again."""
+    """A tensor that a step needs. ``install`` puts it before the optimizer's eyes; None takes it away again."""
 
     home: torch.Tensor  # in its tier; lives longer than the visit
     tier: Tier
-    show: Callable[[torch.Tensor | None], None]
+    install: Callable[[torch.Tensor | None], None]
     returns: bool = True  # False for what the step only reads
 
 
 class Visit:
-    """Guests of one unit's step. Every method is called by the training thread but ``show`` and ``hide``."""
+    """Guests of one unit's step. Every method is called by the training thread but ``reveal`` and ``hide``."""
 
     def __init__(self, unit: str, guests: Sequence[Guest], side: Tier, accelerator: Accelerator) -> None:
         self._unit, self._side, self._accelerator = unit, side, accelerator
@@ -79,15 +79,15 @@ class Visit:
         if self._crossing:
             self.arrived.append(self._cross(cross, self._side, self.arrived, self._crossing))
 
-    def show(self) -> None:
+    def reveal(self) -> None:
         """From here on the optimizer sees what has come."""
         for guest in self._crossing:
-            guest.show(self._here[guest])
+            guest.install(self._here[guest])
 
     def hide(self) -> None:
         """The optimizer sees what is at home; a gradient that rests elsewhere is out of its sight."""
         for guest in self._crossing:
-            guest.show(guest.home if guest.returns else None)
+            guest.install(guest.home if guest.returns else None)
 
     def go(self, after: Sequence[Event], store: ShardStore) -> list[Event]:
         """Issues the way home, after the step; the events are its end. A lost write is ``store``'s to tell."""
