@@ -84,17 +84,17 @@ NO_CLOCK = pl.DataFrame(schema=CLOCK_SCHEMA)
 
 
 def frame_of(schema: Mapping[str, Any], columns: Mapping[str, Sequence[Any] | np.ndarray | pl.Series]) -> pl.DataFrame:
-    """The columns in the order and with the types of the schema."""
-    return pl.DataFrame([_series(name, columns[name], dtype) for name, dtype in schema.items()])
+    """The columns in the order and with the types of the schema. A Series has its type already."""
+    first, *others = (_series(name, columns[name], dtype) for name, dtype in schema.items())
+    return first.to_frame().hstack(others)  # pl.DataFrame would look through names and types that are right already
 
 
 def _series(name: str, values: Any, dtype: Any) -> pl.Series:
-    if isinstance(values, np.ndarray):
-        series = pl.Series(name, values)
-    elif isinstance(values, pl.Series):
-        series = values.alias(name)
-    else:
+    if isinstance(values, pl.Series):
+        return values.alias(name)
+    if not isinstance(values, np.ndarray):
         return pl.Series(name, values, dtype=dtype)
+    series = pl.Series(name, values)
     return series if series.dtype == dtype else series.cast(dtype)
 
 

@@ -51,7 +51,7 @@ def outcome(path: Path, compiled: Any) -> Any:
 
 def scan_of(text: bytes) -> tuple[int, int, bool]:
     """Spans, bytes that they take, and whether something odd follows."""
-    found = scan.Scanner(ColumnBuilder(Tally()).text_codes).scan(text, False)
+    found = scan.Scanner(ColumnBuilder(Tally()).text_codes).scan(text, 0, False)
     return found.codes.shape[1], found.end, found.is_odd
 
 
@@ -225,9 +225,9 @@ def test_no_byte_is_read_past_the_end() -> None:
     text = json.dumps([*ORDINARY, {"a": [True, False, None, "\u00e4", -1.5e-3]}]).encode()[1:]
     codes = ColumnBuilder(Tally()).text_codes
     for length in range(len(text) + 1):
-        scan.Scanner(codes).scan(guarded(text[:length])[:length], False)
+        scan.Scanner(codes).scan(guarded(text[:length])[:length], 0, False)
     for start in range(0, len(text), 7):
-        scan.Scanner(codes).scan(guarded(text[start:])[: len(text) - start], False)
+        scan.Scanner(codes).scan(guarded(text[start:])[: len(text) - start], 0, False)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="protects a page by libc's mprotect")

@@ -169,9 +169,10 @@ def test_reading_back_equals_what_was_written(
         st.tuples(st.sampled_from("ab"), st.integers(0, 3), st.integers(-5, 5), st.integers(0, 3)),
         min_size=1,
         max_size=40,
-    )
+    ),
+    st.sampled_from((0, 500)),
 )
-def test_rows_are_sorted_as_promised(items: list[tuple[str, int, int, int]]) -> None:
+def test_rows_are_sorted_as_promised(items: list[tuple[str, int, int, int]], few: int) -> None:
     columns: dict[str, Any] = {
         "category": ["cpu_op"] * len(items),
         "name": [str(index) for index in range(len(items))],
@@ -183,14 +184,17 @@ def test_rows_are_sorted_as_promised(items: list[tuple[str, int, int, int]]) -> 
         "bytes": [None] * len(items),
     }
     frame = pl.DataFrame(columns, schema_overrides={"correlation": pl.Int64, "bytes": pl.Int64})
-    rows = Rows(Recording.of_frame(Path("t"), frame, {}, {}, {}, {}, ()))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fsdpviz.trace.meaning.rows._FEW", few)  # fewer rows are sorted another way
+        rows = Rows(Recording.of_frame(Path("t"), frame, {}, {}, {}, {}, ()))
     lanes = list(dict.fromkeys(item[:2] for item in items))  # in order of appearance
     expected = sorted(range(len(items)), key=lambda i: (lanes.index(items[i][:2]), items[i][2], -items[i][3], i))
     assert [int(rows.name_of(row)) for row in range(len(rows))] == expected
     assert list(zip(rows.processes, map(int, rows.threads), strict=True)) == lanes
 
 
-def test_times_too_far_apart_for_one_number_are_sorted_too(tmp_path: Path) -> None:
+def test_times_too_far_apart_for_one_number_are_sorted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fsdpviz.trace.meaning.rows._FEW", 0)
     trace = [op("late", 2 * 10**15, 1), op("early", -(10**15), 1), op("early and long", -(10**15), 2)]
     rows = Rows(read_recording(write_trace(tmp_path / "t.json", trace)))
     assert [rows.name_of(row) for row in range(3)] == ["early and long", "early", "late"]

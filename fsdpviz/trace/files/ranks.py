@@ -80,7 +80,9 @@ def _both(first: Part, second: Part, rank: int) -> str:
 
 
 def as_rank(tables: RankTables, rank: int) -> RankTables:
-    """The same tables with another rank in every row."""
+    """The same tables with this rank in every row."""
+    if len(tables.lanes) and tables.lanes["rank"][0] == rank:
+        return tables
     frames: dict[str, Any] = {}
     for name, value in vars(tables).items():
         if isinstance(value, pl.DataFrame) and len(value) and value["rank"][0] != rank:

@@ -92,7 +92,9 @@ def _expanded(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
 
 def _name(path: Path) -> str:
     """The path on one line, whatever its characters, and not longer than a screen."""
-    text = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in str(path))
+    text = str(path)
+    if not text.isprintable():
+        text = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
     return text if len(text) <= 400 else f"…{text[-400:]}"
 
 

@@ -4,6 +4,7 @@ little memory.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -29,11 +30,12 @@ def blocks(path: Path, notes: list[Note], on_read: Progress = lambda read_bytes:
     Raises TraceError for a file that cannot be read, or is gzip of which nothing is whole.
     """
     try:
-        with path.open("rb") as file:
-            head = file.read(2)
+        with path.open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            head = file.read(len(GZIP))
             file.seek(0)
             position = 0
-            for block in _unpacked(path, file, notes) if head == GZIP else _plain(file):
+            for block in _unpacked(path, file, size, notes) if head == GZIP else _plain(file):
                 before, position = position, file.tell()
                 on_read(position - before)
                 yield block
@@ -46,26 +48,26 @@ def _plain(file: BinaryIO) -> Iterator[bytes]:
         yield block
 
 
-def _unpacked(path: Path, file: BinaryIO, notes: list[Note]) -> Iterator[bytes]:
-    is_empty = True
-    packed_bytes, unpacked_bytes = path.stat().st_size, 0
+def _unpacked(path: Path, file: BinaryIO, packed_bytes: int, notes: list[Note]) -> Iterator[bytes]:
+    unpacked_bytes = 0
     try:
-        for block in _members(file):
-            is_empty = False
+        for block in _members(file, min(BLOCK_BYTES // 2, packed_bytes)):
             unpacked_bytes += len(block)
             check_unpacked(unpacked_bytes, packed_bytes, str(path))
             yield block
     except (EOFError, GZIP_ERROR) as error:
-        if is_empty:
+        if not unpacked_bytes:
             raise TraceError(f"{path} is a damaged gzip file, and nothing in it is whole: {error}") from error
         notes.append(Note("gzip stream that ends too early; what is whole was read", 1, str(error)))
 
 
-def _members(file: BinaryIO) -> Iterator[bytes]:
-    """What is packed in the file's gzip members. Raises EOFError where the last one is cut short."""
+def _members(file: BinaryIO, step_bytes: int) -> Iterator[bytes]:
+    """What is packed in the file's gzip members, of which ``step_bytes`` are read at a time. Raises EOFError where the
+    last one is cut short.
+    """
     unpacker, packed = isal_zlib.decompressobj(wbits=31), b""
     while True:
-        packed = packed or file.read(BLOCK_BYTES // 2)
+        packed = packed or file.read(step_bytes)
         # bounded, or a block of zeros would unpack to a thousand times its size
         block = unpacker.decompress(packed, BLOCK_BYTES)
         if block:
@@ -75,7 +77,7 @@ def _members(file: BinaryIO) -> Iterator[bytes]:
         packed = unpacker.unconsumed_tail
         if unpacker.eof:
             packed = unpacker.unused_data
-            packed += file.read(BLOCK_BYTES // 2) if len(packed) < len(GZIP) else b""
+            packed += file.read(step_bytes) if len(packed) < len(GZIP) else b""
             if not packed.startswith(GZIP):  # a further member, or padding
                 return
             unpacker = isal_zlib.decompressobj(wbits=31)

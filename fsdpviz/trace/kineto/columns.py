@@ -167,9 +167,9 @@ class ColumnBuilder:
             for column, piece in zip(columns, values, strict=True):
                 self._pieces[column].append(piece)
         is_differentiated, has_message, is_open = scanned.flags
-        self._note_open(scanned.codes[1], np.flatnonzero(is_open))
-        self._differentiated.append(np.flatnonzero(is_differentiated) + self._rows)
-        with_message, with_tensors = np.flatnonzero(has_message), np.flatnonzero(self._carried(scanned.codes[1]))
+        self._note_open(scanned.codes[1], is_open.nonzero()[0])
+        self._differentiated.append(is_differentiated.nonzero()[0] + self._rows)
+        with_message, with_tensors = has_message.nonzero()[0], self._carried(scanned.codes[1]).nonzero()[0]
         self._keep(with_message, with_tensors, scanned.args(np.union1d(with_message, with_tensors)))
         self._rows += rows
 
@@ -185,9 +185,9 @@ class ColumnBuilder:
     def _add_spans(self, spans: list[Span]) -> None:
         start_ns, has_start = microseconds_to_ns([event.ts for event in spans])
         if not has_start.all():
-            lost = np.flatnonzero(~has_start)
+            lost = (~has_start).nonzero()[0]
             self._tally.add("spans without a start time, left out", len(lost), str(spans[lost[0]].name)[:60])
-            spans = [spans[index] for index in np.flatnonzero(has_start)]
+            spans = [spans[index] for index in has_start.nonzero()[0]]
             start_ns = start_ns[has_start]
         pieces = self._pieces
         pieces["start_ns"].append(start_ns)
@@ -210,7 +210,7 @@ class ColumnBuilder:
         is_open = [index for index, arg in enumerate(args) if arg.finished is False]
         self._note_open(pieces["name"][-1], np.array(is_open, np.int64))
         with_message = [i for i, arg in enumerate(args) if arg.group is not None or arg.collective is not None]
-        with_tensors = np.flatnonzero(self._carried(pieces["name"][-1]))
+        with_tensors = self._carried(pieces["name"][-1]).nonzero()[0]
         self._keep(np.array(with_message, np.int64), with_tensors, dict(enumerate(args)))
         self._rows += len(spans)
 
@@ -261,4 +261,6 @@ def _integers(values: list[Any]) -> np.ndarray:
 
 
 def _joined(pieces: list[np.ndarray], dtype: Any) -> np.ndarray:
+    if len(pieces) == 1:
+        return pieces[0]
     return np.concatenate(pieces) if pieces else np.zeros(0, dtype)

@@ -125,7 +125,8 @@ class EventReader:
         self._scanner = scanner
         self._notes = notes
         self._blocks = blocks
-        self._pending = b""  # read, and not yet decoded; from the first event on
+        self._pending = b""  # read, and not yet decoded; from the first event on, once _start is 0
+        self._start = 0  # where in the pending bytes the events begin: most are scanned from there, and none copied
         self._opening = b""  # what makes the pending bytes JSON again
         self._is_last = False  # nothing comes after the pending bytes
         self._has_events = False
@@ -148,6 +149,7 @@ class EventReader:
             elif len(self._pending) > LONGEST_EVENT_BYTES:
                 self._give_up()
             self._read_more()
+        self._drop_opening()
         self._skip_comma()
         yield self._last_events()
 
@@ -164,7 +166,7 @@ class EventReader:
         refuse_other_formats(self.path, self._pending)
         self._pending = self._pending.removeprefix(_BOM)
         if match := _LIST.match(self._pending):
-            self._opening, self._pending = b"[", self._pending[match.end() :]
+            self._opening, self._start = b"[", match.end()
             return
         searched = 0
         while (match := _START.search(self._pending, searched)) is None and not self._is_last:
@@ -177,7 +179,10 @@ class EventReader:
         if match is not None:
             self._opening = _OPENING
             self.header = _header_in(self._pending[: match.end()] + b"]}")
-            self._pending = self._pending[match.end() :]
+            self._start = match.end()
+
+    def _drop_opening(self) -> None:
+        self._pending, self._start = self._pending[self._start :], 0
 
     # -- ordinary events
 
@@ -185,13 +190,14 @@ class EventReader:
         """None where nothing was scanned."""
         text = self._pending
         if self._scanner is None or not _is_utf8(text):
+            self._drop_opening()
             return None
         if len(text) < 2 * self._unscanned_bytes:  # still inside one long event
             return Scanned.nothing()
-        scanned = self._scanner.scan(text, self._is_inside)
-        self._unscanned_bytes = 0 if scanned.end else len(text)
-        self._pending = text[scanned.end :]
-        self._is_inside |= scanned.end > 0
+        scanned = self._scanner.scan(text, self._start, self._is_inside)
+        self._unscanned_bytes = 0 if scanned.end > self._start else len(text)
+        self._is_inside |= scanned.end > self._start
+        self._pending, self._start = text[scanned.end :], 0
         self._has_events |= self._is_inside
         return scanned
 

@@ -44,12 +44,12 @@ def _plain(lines: bytes, count: int) -> np.ndarray | None:
         return values
     if lines.translate(None, b"0123456789.\n-"):
         return None
-    ends = np.append(np.flatnonzero(characters == _NEWLINE), len(lines))
+    ends = np.append((characters == _NEWLINE).nonzero()[0], len(lines))
     starts = np.append(0, ends[:-1] + 1)
-    points = np.flatnonzero(characters == _POINT)
+    points = (characters == _POINT).nonzero()[0]
     if len(ends) == count and b"-" not in lines and (values := _of_one_form(lines, starts, ends, points)) is not None:
         return values
-    signs = np.flatnonzero(characters == _MINUS)
+    signs = (characters == _MINUS).nonzero()[0]
     line_of = np.searchsorted(ends, points)
     decimals = np.zeros(count, np.int64)
     decimals[line_of] = ends[line_of] - points - 1
@@ -84,7 +84,7 @@ def _of_one_width(characters: np.ndarray, count: int) -> np.ndarray | None:
         return None
     table = np.full((count, width), _NEWLINE, np.uint8)
     table.reshape(-1)[:-1] = characters
-    point = np.flatnonzero(table[0] == _POINT)
+    point = (table[0] == _POINT).nonzero()[0]
     place = int(point[0]) if len(point) else width - 1
     decimals = max(0, width - 2 - place)
     columns = table.T

@@ -259,14 +259,14 @@ cdef class Scanner:
         self._codes = list(codes)
         self._known = [{} for _ in self._codes]
 
-    def scan(self, spelled, bint is_inside):
-        """A Scanned of the whole events from the start of these bytes. ``is_inside`` says that an event came before, so
-        that a comma comes first.
+    def scan(self, spelled, Py_ssize_t start, bint is_inside):
+        """A Scanned of the whole events of these bytes from ``start`` on. ``is_inside`` says that an event came before,
+        so that a comma comes first.
         """
         cdef const unsigned char[::1] block = spelled
-        cdef Py_ssize_t end = len(block), at = 0, begin, following
+        cdef Py_ssize_t end = len(block), at = start, begin, following
         cdef Text text = &block[0] if end else NULL
-        cdef Py_ssize_t most = end // 25 + 1, rows = 0  # {"ph":"X","ts":1,"dur":1} has 25 bytes
+        cdef Py_ssize_t most = (end - start) // 25 + 1, rows = 0  # {"ph":"X","ts":1,"dur":1} has 25 bytes
         cdef Event event
         cdef bint is_odd = False
         cdef int column

@@ -17,8 +17,8 @@ except ImportError:  # there was no compiler: see its [Note: one language, two r
 class Scanner(Protocol):
     """Scans blocks of one file; the same text has the same code in all of them."""
 
-    def scan(self, text: bytes, is_inside: bool, /) -> Scanned:
-        """The whole events from the start of the text. ``is_inside`` says that an event came before, so that a comma
+    def scan(self, text: bytes, start: int, is_inside: bool, /) -> Scanned:
+        """The whole events of the text from ``start`` on. ``is_inside`` says that an event came before, so that a comma
         comes first.
         """
         ...

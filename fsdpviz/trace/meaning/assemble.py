@@ -19,7 +19,7 @@ from .rows import Rows
 from .windows import Windows, depths
 
 _KINDS = pl.Series(list(KIND_CODE), dtype=KIND)
-_PHASES = pl.Series([*PHASE_CODE, None], dtype=pl.String)
+_NUMPY = {pl.Int32: np.int32, pl.Int64: np.int64}
 _NULL = {dtype: pl.Series([None], dtype=dtype) for dtype in (pl.Int32, pl.Int64, pl.String, DTYPE)}
 
 
@@ -58,7 +58,7 @@ def assembled(
     recording: Recording, rows: Rows, decided: Decided, rank: int, lane_names: Mapping[str, str]
 ) -> RankTables:
     """The tables of ``rank``, with SPAN_SCHEMA's columns and its like."""
-    has_issue = decided.issued_lane >= 0
+    issued = _Known(decided.issued_lane >= 0)
     columns: dict[str, Any] = {
         "rank": np.full(len(rows), rank, np.int32),
         "lane": rows.lane,
@@ -66,15 +66,15 @@ def assembled(
         "duration_ns": rows.duration_ns,
         "name": rows.name.series(),
         "kind": taken(_KINDS, decided.kind),
-        "unit": _coded(pl.Series([*decided.units, None], dtype=pl.String), decided.unit),
-        "phase": _coded(_PHASES, decided.phase),
-        "step": _known(decided.step, decided.step >= 0),
-        "bytes": _known(decided.bytes, decided.bytes >= 0),
+        "unit": _coded(decided.units, decided.unit),
+        "phase": _coded([*PHASE_CODE], decided.phase),
+        "step": _Known(decided.step >= 0).column(decided.step, pl.Int32),
+        "bytes": _Known(decided.bytes >= 0).column(decided.bytes, pl.Int64),
         **_said(rows, decided),
-        "launch": _known(rows.correlation, rows.correlation > 0),
+        "launch": _Known(rows.correlation > 0).column(rows.correlation, pl.Int64),
         "depth": depths(rows.lane, rows.start_ns, rows.end_ns),
-        "issued_lane": _known(decided.issued_lane, has_issue),
-        "issued_ns": _known(decided.issued_ns, has_issue),
+        "issued_lane": issued.column(decided.issued_lane, pl.Int32),
+        "issued_ns": issued.column(decided.issued_ns, pl.Int64),
     }
     return RankTables(
         spans=frame_of(SPAN_SCHEMA, columns),
@@ -120,16 +120,26 @@ def _sparse(values: dict[int, Any], count: int, dtype: Any) -> pl.Series:
     return taken(pl.Series([*values.values(), None], dtype=dtype), at)
 
 
-def _coded(values: pl.Series, codes: np.ndarray) -> pl.Series:
-    """The value of each code; the last, which is null, at −1."""
-    return taken(values, np.where(codes < 0, len(values) - 1, codes))
+def _coded(texts: list[str], codes: np.ndarray) -> pl.Series:
+    """The text of each code, null at −1."""
+    is_null = codes < 0
+    if is_null.all():
+        return _nulls(len(codes), pl.String)
+    return taken(pl.Series([*texts, None], dtype=pl.String), np.where(is_null, len(texts), codes))
 
 
-def _known(values: np.ndarray, is_known: np.ndarray) -> pl.Series:
-    if not is_known.any():
-        return _nulls(len(values), pl.Int64)
-    known = pl.Series(values.astype(np.int64, copy=False))
-    return known if is_known.all() else known.zip_with(pl.Series(is_known), _NULL[pl.Int64])
+class _Known:
+    """Makes columns that are null outside some rows."""
+
+    def __init__(self, is_known: np.ndarray) -> None:
+        self._rows, self._count = len(is_known), np.count_nonzero(is_known)
+        self._mask = pl.Series(is_known) if 0 < self._count < self._rows else None
+
+    def column(self, values: np.ndarray, dtype: Any) -> pl.Series:
+        if not self._count:
+            return _nulls(self._rows, dtype)
+        known = pl.Series(values.astype(_NUMPY[dtype], copy=False))
+        return known if self._mask is None else known.zip_with(self._mask, _NULL[dtype])
 
 
 def _nulls(count: int, dtype: Any) -> pl.Series:

@@ -58,24 +58,30 @@ class Attribution:
         return Phase.BACKWARD in self.phases.names
 
 
+_NO_WINDOWS = Attribution(Windows([]), Windows([]), Windows([]), Windows([]), Windows([]), has_loop_ranges=False)
+
+
 def attribution(ranges: Sequence[Range]) -> Attribution:
     """The windows that named ranges of host threads imply; ``ranges`` need no order."""
+    if not ranges:
+        return _NO_WINDOWS
     ordered = sorted(ranges, key=lambda item: (item[0], item[1], -item[2]))
     labels = _labels(ordered)
     labelled = labelled_ranges(ordered, labels)
     forward, backward = unit_windows(labelled)
-    phases = [*_plain_phases(ordered, labelled)]
+    phases = [*_phases_of_loop(labelled), *_phases_by_name(ordered, labels)]
     phases += [(*window[:3], Phase.BACKWARD) for window in backward]
-    is_backward = Windows([window for window in phases if window[3] is Phase.BACKWARD])
-    phases += _forward_or_recompute(forward, is_backward)
+    phases += _forward_or_recompute(forward, phases)
     of_fsdp = [(item, label) for item, label in labelled if label.family == "FSDP"]
-    steps = {int(match[1]): item for item in ordered if (match := _STEP.match(item[3]))}
+    optimizers = {name for name, label in labels.items() if _steps_optimizer(name, label)}
+    numbers = {name: int(match[1]) for name in labels if (match := _STEP.match(name))}
+    steps = {numbers[item[3]]: item for item in ordered if item[3] in numbers}
     return Attribution(
         units=Windows([*forward, *backward, *_own_windows(labelled)]),
         # around a block lie other units' collectives too, and such as are no unit's: DDP's buckets, tensor parallelism
         issuers=Windows(_own_windows(of_fsdp)),
         phases=Windows(phases),
-        optimizer=Windows([item for item in ordered if _steps_optimizer(item[3], labels[item[3]])]),
+        optimizer=Windows([item for item in ordered if item[3] in optimizers]),
         steps=Windows([(0, item[1], item[2], step) for step, item in steps.items()]),
         has_loop_ranges=any(label.family == "fsdpviz" and label.phase in _LOOP_PHASES for _, label in labelled),
     )
@@ -121,26 +127,29 @@ def _steps_optimizer(name: str, label: RangeLabel | None) -> bool:
     return _OPTIMIZER.match(name) is not None
 
 
-def _plain_phases(
-    ordered: Sequence[Range], labelled: Sequence[tuple[Range, RangeLabel]]
-) -> Iterator[tuple[int, int, int, Phase | None]]:
+def _phases_of_loop(labelled: Sequence[tuple[Range, RangeLabel]]) -> Iterator[tuple[int, int, int, Phase | None]]:
     for item, label in labelled:
         if label.family == "fsdpviz" and label.unit is None and label.phase in _LOOP_PHASES:
             yield (*item[:3], _LOOP_PHASES[label.phase])
         elif label.family == "FSDP" and label.phase in _POST_BACKWARD:
             yield (*item[:3], Phase.BACKWARD)
-    for item in ordered:
-        name = item[3]
+
+
+def _phases_by_name(ordered: Sequence[Range], names: Iterable[str]) -> list[tuple[int, int, int, Phase | None]]:
+    """The windows of ranges whose name alone says what they are; ``names`` are the distinct ones."""
+    known: dict[str, Phase | None] = {}
+    for name in names:
         if _OPTIMIZER.match(name):
-            yield (*item[:3], Phase.OPTIMIZER)
+            known[name] = Phase.OPTIMIZER
         elif name.startswith(_BACKWARD):
-            yield (*item[:3], Phase.BACKWARD)
+            known[name] = Phase.BACKWARD
         elif name.startswith(_FORWARD):
-            yield (*item[:3], Phase.FORWARD)
+            known[name] = Phase.FORWARD
         elif match := _HAND_WRITTEN.match(name):
-            yield (*item[:3], Phase(match[1]))
+            known[name] = Phase(match[1])
         elif _NEITHER.match(name):
-            yield (*item[:3], None)
+            known[name] = None
+    return [(*item[:3], known[item[3]]) for item in ordered if item[3] in known]
 
 
 def unit_windows(
@@ -187,9 +196,12 @@ def _close_alone(item: Range | None, unit: str, windows: list[tuple[int, int, in
 
 
 def _forward_or_recompute(
-    forward: Sequence[tuple[int, int, int, str]], backward: Windows[Phase | None]
+    forward: Sequence[tuple[int, int, int, str]], phases: Sequence[tuple[int, int, int, Phase | None]]
 ) -> list[tuple[int, int, int, Phase | None]]:
     """A unit's forward that starts inside backward is run again for activation checkpointing."""
+    if not forward:
+        return []
+    backward = Windows([window for window in phases if window[3] is Phase.BACKWARD])
     lanes = np.array([window[0] for window in forward], np.int64)
     starts = np.array([window[1] for window in forward], np.int64)
     inside = backward.at(lanes, starts) >= 0

@@ -34,7 +34,7 @@ def main_lane(rows: Rows) -> int:
     is_host = rows.in_categories(("cpu_op", "user_annotation"))
     operators = np.bincount(rows.lane[is_host], minlength=len(rows.threads))
     with_steps = set(rows.lane[is_host & rows.named(_STEP)].tolist())
-    lanes = np.flatnonzero(operators).tolist()
+    lanes = operators.nonzero()[0].tolist()
     if not lanes:
         return -1
     return max(
@@ -56,23 +56,24 @@ def lane_table(
     ``names`` are the run's own, by thread id.
     """
     count = len(rows.threads)
-
-    def holds(chosen: np.ndarray) -> list[bool]:
-        return (np.bincount(rows.lane[chosen], minlength=count) > 0).tolist()
-
-    busy = _COMPUTES[kind]
+    first = np.searchsorted(rows.lane, np.arange(count, dtype=rows.lane.dtype))  # row of each lane, none of them empty
+    marks = {
+        "is_device": rows.is_device,
+        "has_others": ~rows.in_categories(("Trace",)),  # than the profiler's own
+        "has_links": is_link,
+        "has_gloo": rows.named(gloo.RANGE),
+        "has_backward": rows.named(_BACKWARD),
+        "has_work": _WORKS[kind],
+        "has_ranges": _IS_RANGE[kind],
+    }
+    held = np.logical_or.reduceat(np.array([*marks.values()]), first, axis=1).tolist()
+    compute_ns = np.add.reduceat(np.where(_COMPUTES[kind], rows.duration_ns, 0), first)
     columns = {
         "lane": list(range(count)),
         "process": rows.processes,
         "thread": rows.threads,
-        "is_device": holds(rows.is_device),
-        "is_profiler": [not other for other in holds(~rows.in_categories(("Trace",)))],
-        "has_links": holds(is_link),
-        "has_gloo": holds(rows.named(gloo.RANGE)),
-        "has_backward": holds(rows.named(_BACKWARD)),
-        "has_work": holds(_WORKS[kind]),
-        "has_ranges": holds(_IS_RANGE[kind]),
-        "compute_ns": np.bincount(rows.lane[busy], rows.duration_ns[busy], minlength=count).astype(np.int64).tolist(),
+        **dict(zip(marks, held, strict=True)),
+        "compute_ns": compute_ns.tolist(),
     }
     lanes = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
     called = _names(lanes, recording, main, names)
@@ -98,14 +99,14 @@ def _order(row: dict, primary: int, main: int) -> tuple:
         group = 0
     elif row["has_work"]:
         group = 1
-    elif row["has_ranges"] and not row["is_profiler"]:
+    elif row["has_ranges"] and row["has_others"]:
         group = 2
     else:
         group = 3
     number = _NUMBER.search(row["thread"])
     return (
         group,
-        row["is_profiler"],
+        not row["has_others"],
         row["lane"] != main,
         not row["has_links"],
         -row["compute_ns"] if not row["has_gloo"] else 0,
@@ -143,7 +144,7 @@ def _name(row: dict, recording: Recording, main: int, given: Mapping[str, str], 
         return "gloo"
     if row["has_backward"]:
         return "backward thread"
-    if row["is_profiler"]:
+    if not row["has_others"]:
         return "profiler"
     match = _THREAD_NAME.match(recording.thread_names.get((row["process"], thread), ""))
     return f"thread {thread}" if match is None or _GENERIC.match(match["name"]) else match["name"]

@@ -70,7 +70,7 @@ def _inside_one(operators: pl.DataFrame, entries: list[tuple[int, str, int]]) ->
     order = np.argsort(times_ns, kind="stable")
     first = np.searchsorted(times_ns[order], operators["start_ns"].to_numpy(), "left")
     last = np.searchsorted(times_ns[order], operators["end_ns"].to_numpy(), "right")
-    alone = np.flatnonzero(last - first == 1)
+    alone = (last - first == 1).nonzero()[0]
     found = {int(place): int(order[first[place]]) for place in alone}
     claims = Counter(found.values())
     return {place: entry for place, entry in found.items() if claims[entry] == 1}

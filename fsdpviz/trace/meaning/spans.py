@@ -72,7 +72,7 @@ class _Rank:
         self.is_issued = rows.is_device & has_issue  # elsewhere, when it ran
         self._note(
             "device spans without a launch in the file: no unit, no phase",
-            np.flatnonzero(rows.runs_on_device & ~has_issue),
+            (rows.runs_on_device & ~has_issue).nonzero()[0],
         )
         self.dtype: dict[int, str] = {}  # of collectives, by row
         self.group_size: dict[int, int] = {}
@@ -80,7 +80,7 @@ class _Rank:
         self.windows = self._windows()
 
     def _windows(self) -> Attribution:
-        rows = np.flatnonzero(self.rows.named(_NAMES_A_RANGE) & self.rows.in_categories(("user_annotation", "cpu_op")))
+        rows = (self.rows.named(_NAMES_A_RANGE) & self.rows.in_categories(("user_annotation", "cpu_op"))).nonzero()[0]
         names = self.rows.name.values
         return attribution(
             [
@@ -140,7 +140,7 @@ class _Rank:
 
     def _find_recompute(self) -> None:
         """See attribute's [Note: recompute]."""
-        rows = np.flatnonzero(self.rows.differentiated)
+        rows = self.rows.differentiated.nonzero()[0]
         if not len(rows) or not self.windows.knows_backward:
             return
         at = self.windows.phases.at(self.lane[rows].astype(np.int64), self.start_ns[rows])
@@ -151,7 +151,7 @@ class _Rank:
             return
         chosen = np.zeros(len(self.rows), bool)
         chosen[rows] = True
-        rows = np.flatnonzero(outermost(self.lane, self.start_ns, self.end_ns, chosen))
+        rows = outermost(self.lane, self.start_ns, self.end_ns, chosen).nonzero()[0]
         self.windows = with_recompute(
             self.windows,
             list(zip(*(times[rows].tolist() for times in (self.lane, self.start_ns, self.end_ns)), strict=True)),
@@ -162,8 +162,10 @@ class _Rank:
 
         A device span is issued where its launch started, so that only host rows need be looked up.
         """
+        if not len(windows):
+            return np.full(len(self.rows), -1, np.int64)
         found = np.full(len(self.rows) + 1, -1, np.int64)  # the last stands for a launch that is not in the file
-        host = np.flatnonzero(~self.rows.is_device)
+        host = (~self.rows.is_device).nonzero()[0]
         found[host] = windows.at(self.lane[host].astype(np.int64), self.start_ns[host])
         return found[self.issue_row]
 
@@ -173,13 +175,11 @@ class _Rank:
         return np.array([*(-1 if name is None else PHASE_CODE[name] for name in names), -1], np.int8)
 
     def _decide_by_name(self) -> None:
-        categories, names, which = self.rows.kinds_of_names()
-        kinds = np.empty(len(names), np.int8)
-        is_work = np.zeros(len(names), bool)
-        own_unit = np.full(len(names), -1, np.int32)
+        pairs, which = self.rows.pairs
+        kinds = np.empty(len(pairs), np.int8)
+        own_unit = np.full(len(pairs), -1, np.int32)
         unknown: dict[str, str] = {}
-        for index, (category_code, name_code) in enumerate(zip(categories.tolist(), names.tolist(), strict=True)):
-            category, name = self.rows.category.values[category_code], self.rows.name.values[name_code]
+        for index, (category, name) in enumerate(pairs):
             if category in DEVICE_CATEGORIES:
                 kind = device_kind(category, name, "", "")
             else:
@@ -188,11 +188,10 @@ class _Rank:
                     unknown.setdefault(category, name)
                 kind = known or Kind.HOST
             kinds[index] = KIND_CODE[kind]
-            is_work[index] = is_cpu_work(category, name)
             label = parse_label(name)
             if label and label.unit:
                 own_unit[index] = self.units[label.unit]
-        self.kind, self.is_work, self.own_unit = kinds[which], is_work[which], own_unit[which]
+        self.kind, self.own_unit = kinds[which], own_unit[which]
         for category, name in unknown.items():
             count = int(self.rows.in_categories((category,)).sum())
             self.notes.append(Note(f"spans of unknown category {category[:40]!r}, taken as host", count, name[:60]))
@@ -203,12 +202,14 @@ class _Rank:
         """
         windows = self.windows.steps
         found = np.full(len(self.rows), -1, np.int64)
+        if not len(windows):
+            return found
         issued = self.point_lane >= 0
         at = windows.at(np.zeros(int(issued.sum()), np.int64), self.point_ns[issued])
         numbers = np.array([*windows.names, -1], np.int64)
         found[issued] = numbers[at]
-        orphans = np.flatnonzero(self.rows.runs_on_device & ~issued)
-        known = np.flatnonzero(self.rows.runs_on_device & (found >= 0))
+        orphans = (self.rows.runs_on_device & ~issued).nonzero()[0]
+        known = (self.rows.runs_on_device & (found >= 0)).nonzero()[0]
         if len(orphans) and len(known):
             steps = np.unique(found[known])
             first_ns = np.array([self.start_ns[known[found[known] == step]].min() for step in steps])
@@ -221,7 +222,7 @@ class _Rank:
     # -- gloo and emulated links
 
     def _rows_named(self, pattern: re.Pattern[str]) -> list[int]:
-        return np.flatnonzero(self.rows.named(pattern) & ~self.rows.is_device).tolist()
+        return (self.rows.named(pattern) & ~self.rows.is_device).nonzero()[0].tolist()
 
     def _span(self, row: int, kind: Kind) -> gloo.Span:
         return gloo.Span(row, int(self.start_ns[row]), int(self.end_ns[row]), kind, self.tensors.get(row))
@@ -301,7 +302,7 @@ class _Rank:
 
     def _decide_collectives_of_device(self) -> None:
         """Collectives by the range or operator that launched them, then their arguments, then their name."""
-        rows = np.flatnonzero(_COMMUNICATES[self.kind] & self.rows.runs_on_device).tolist()
+        rows = (_COMMUNICATES[self.kind] & self.rows.runs_on_device).nonzero()[0].tolist()
         if not rows:
             return
         nccl = self._windows_of(self._rows_named(_NCCL))
@@ -336,9 +337,9 @@ class _Rank:
         moves = self.is_link | self.rows.named(gloo.RANGE)
         trains = {self.main, *self.windows.phases.lane.tolist()}
         transfers = set(np.unique(self.lane[moves]).tolist()) - trains
-        links = self._windows_of(np.flatnonzero(self.is_link).tolist())
+        links = self._windows_of(self.is_link.nonzero()[0].tolist())
         in_link = links.at(self.lane.astype(np.int64), self.start_ns) >= 0
-        candidates = self.is_work & ~np.isin(self.lane, list(transfers)) & ~in_link
+        candidates = self.rows.decided(is_cpu_work) & ~np.isin(self.lane, list(transfers)) & ~in_link
         marks = moves | (self.kind == KIND_CODE[Kind.WAIT]) | self.rows.named(_MARKS)
         span = (self.lane, self.start_ns, self.end_ns)
         # an operator around a collective lasts as long as the wait for it: what it holds is counted instead
@@ -366,6 +367,6 @@ class _Rank:
         """A gather or reduction belongs to the unit that issued it, which is not the block around it. FSDP issues
         no other transfers: those are the block's own.
         """
-        rows = np.flatnonzero(_IS_FSDPS[self.kind] & ~self.is_link)
+        rows = (_IS_FSDPS[self.kind] & ~self.is_link).nonzero()[0]
         at = self.windows.issuers.at(self.point_lane[rows], self.point_ns[rows])
         self.unit[rows] = np.array([*map(self.units.__getitem__, self.windows.issuers.names), -1], np.int32)[at]

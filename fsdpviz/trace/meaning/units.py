@@ -187,7 +187,7 @@ class _OfRank:
         units = events["unit"].to_numpy()
         for unit, mine in of_unit.items():
             first_ns = self._first_compute(unit, mine)
-            rows = np.flatnonzero((units == unit) & serves & (issued_ns >= 0))
+            rows = ((units == unit) & serves & (issued_ns >= 0)).nonzero()[0]
             place = np.searchsorted([use[2] for use in mine], issued_ns[rows], "right")
             for row, at in zip(rows.tolist(), place.tolist(), strict=True):
                 if at < len(mine):
@@ -234,7 +234,7 @@ class _OfRank:
     def _need_by_optimizer(self, events: pl.DataFrame, chosen: np.ndarray, needed: list[int | None]) -> None:
         steps = self.spans.filter(pl.col("kind") == Kind.OPTIMIZER.value)["start_ns"].sort().to_numpy()
         starts = events["start_ns"].to_numpy()
-        for row in np.flatnonzero(chosen).tolist():
+        for row in chosen.nonzero()[0].tolist():
             at = int(np.searchsorted(steps, starts[row], "left"))
             if at < len(steps):
                 needed[row] = int(steps[at])

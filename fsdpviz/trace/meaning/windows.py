@@ -10,20 +10,27 @@ import numpy as np
 
 Name = TypeVar("Name")
 _DEEPEST = np.iinfo(np.int16).max
+_NO_TIMES = np.zeros(0, np.int64)
 
 
 class Windows(Generic[Name]):
     """Half-open windows [start, end), each on one lane, with a name. They may nest, or overlap anyhow."""
 
+    names: Sequence[Name]
+
     def __init__(self, windows: Iterable[tuple[int, int, int, Name]]) -> None:
         """From tuples of lane, start_ns, end_ns, name."""
         given = list(windows)
-        lanes, starts, ends, _ = zip(*given, strict=True) if given else ((), (), (), ())
+        if not given:  # as most are in most recordings
+            self._lanes, self.names = [], []
+            self.lane = self.start_ns = self.end_ns = _NO_TIMES
+            return
+        lanes, starts, ends, _ = zip(*given, strict=True)
         lane, start_ns, end_ns = (np.array(values, np.int64) for values in (lanes, starts, ends))
         self._lanes = sorted(set(lanes))
         order = np.lexsort((-end_ns, start_ns, lane))
         self.lane, self.start_ns, self.end_ns = lane[order], start_ns[order], end_ns[order]
-        self.names: Sequence[Name] = [given[index][3] for index in order.tolist()]
+        self.names = [given[index][3] for index in order.tolist()]
 
     def __len__(self) -> int:
         return len(self.names)
@@ -34,14 +41,14 @@ class Windows(Generic[Name]):
         """
         found = np.full(len(times_ns), -1, np.int64)
         for lane in self._lanes:
-            points = np.flatnonzero(lanes == lane)
+            points = (lanes == lane).nonzero()[0]
             if not len(points):
                 continue
             times = times_ns[points]
             if not (times[1:] >= times[:-1]).all():
                 points = points[np.argsort(times, kind="stable")]
                 times = times_ns[points]
-            mine = np.flatnonzero(self.lane == lane)
+            mine = (self.lane == lane).nonzero()[0]
             first = np.searchsorted(times, self.start_ns[mine], "left")
             last = np.searchsorted(times, self.end_ns[mine], "left")
             inner = np.full(len(points), -1, np.int64)
@@ -58,7 +65,7 @@ class Windows(Generic[Name]):
 
 def _runs(lanes: np.ndarray) -> Iterable[tuple[int, int]]:
     """Where each lane's spans begin and end, for spans sorted by lane."""
-    cuts = (np.flatnonzero(lanes[1:] != lanes[:-1]) + 1).tolist()
+    cuts = ((lanes[1:] != lanes[:-1]).nonzero()[0] + 1).tolist()
     return pairwise((0, *cuts, len(lanes))) if len(lanes) else ()
 
 
@@ -67,14 +74,16 @@ def depths(lanes: np.ndarray, start_ns: np.ndarray, end_ns: np.ndarray) -> np.nd
     start, −end.
     """
     found = np.zeros(len(lanes), np.int16)
+    # a span without length counts as one nanosecond long, or it would close before it opened
+    ends_ns = np.maximum(end_ns, start_ns + 1)
+    is_nested = (start_ns[1:] < ends_ns[:-1]) & (lanes[1:] == lanes[:-1])
+    nested = np.bincount(lanes[1:][is_nested])  # by lane; of most streams no span is inside another
     for low, high in _runs(lanes):
-        starts = start_ns[low:high]
-        # a span without length counts as one nanosecond long, or it would close before it opened
-        ends = np.maximum(end_ns[low:high], starts + 1)
-        if (starts[1:] >= ends[:-1]).all():  # as on most streams: none is inside another
-            continue
-        ends.sort()
-        found[low:high] = np.clip(np.arange(high - low) - np.searchsorted(ends, starts, "right"), 0, _DEEPEST)
+        lane = lanes[low]
+        if lane < len(nested) and nested[lane]:
+            ends = np.sort(ends_ns[low:high])
+            open_ = np.arange(high - low) - np.searchsorted(ends, start_ns[low:high], "right")
+            found[low:high] = np.minimum(open_, _DEEPEST)
     return found
 
 
@@ -84,7 +93,7 @@ def outermost(lanes: np.ndarray, start_ns: np.ndarray, end_ns: np.ndarray, chose
     """
     found = np.zeros(len(lanes), bool)
     for low, high in _runs(lanes):
-        rows = low + np.flatnonzero(chosen[low:high])
+        rows = low + chosen[low:high].nonzero()[0]
         if len(rows):
             latest = np.maximum.accumulate(end_ns[rows])
             found[rows[0]] = True
@@ -99,7 +108,7 @@ def holds_any(
     found = np.zeros(len(lanes), bool)
     for low, high in _runs(lanes):
         mark_starts = start_ns[low:high][marks[low:high]]
-        rows = low + np.flatnonzero(candidates[low:high])
+        rows = low + candidates[low:high].nonzero()[0]
         if len(rows) and len(mark_starts):
             before = np.searchsorted(mark_starts, start_ns[rows], "left")
             found[rows] = np.searchsorted(mark_starts, end_ns[rows], "left") > before
@@ -112,7 +121,7 @@ def union(starts_ns: np.ndarray, ends_ns: np.ndarray) -> np.ndarray:
     starts_ns, latest_ns = starts_ns[order], np.maximum.accumulate(ends_ns[order])
     if not len(starts_ns):
         return np.zeros((0, 2), np.int64)
-    begins = np.flatnonzero(np.concatenate(([True], starts_ns[1:] > latest_ns[:-1])))
+    begins = np.concatenate(([True], starts_ns[1:] > latest_ns[:-1])).nonzero()[0]
     return np.column_stack((starts_ns[begins], latest_ns[np.append(begins[1:], len(latest_ns)) - 1]))
 
 
