@@ -18,6 +18,7 @@ from .files.selection import Window, chosen, selected
 from .files.sources import Found, Paths, find_sources
 from .meaning.recorder_join import with_recorder
 from .meaning.spans import RankTables
+from .reading.collector import without_collector
 from .reading.first_use import tables_of_few_events
 from .reading.readers import read_all
 from .table import GROUP_SCHEMA, LANE_SCHEMA, SPAN_SCHEMA, STEP_SCHEMA, Note, Trace, summed
@@ -43,10 +44,10 @@ def open_trace(
 
     Raises TraceError, one line with the file and the cause.
     """
-    with ExitStack() as stack:
+    with without_collector(), ExitStack() as stack:
         found = find_sources(paths, stack)
         trace = _open_run(found, ranks, cache) if found.run else _open_files(found, ranks, cache)
-    return selected(trace, steps, window)
+        return selected(trace, steps, window)
 
 
 def _open_run(found: Found, ranks: Collection[int] | None, cache: bool) -> Trace:

@@ -170,7 +170,8 @@ class ColumnBuilder:
         self._note_open(scanned.codes[1], is_open.nonzero()[0])
         self._differentiated.append(is_differentiated.nonzero()[0] + self._rows)
         with_message, with_tensors = has_message.nonzero()[0], self._carried(scanned.codes[1]).nonzero()[0]
-        self._keep(with_message, with_tensors, scanned.args(np.union1d(with_message, with_tensors)))
+        if len(with_message) or len(with_tensors):
+            self._keep(with_message, with_tensors, scanned.args(np.union1d(with_message, with_tensors)))
         self._rows += rows
 
     def _keep(self, with_message: np.ndarray, with_tensors: np.ndarray, args: Mapping[int, Args]) -> None:

@@ -34,6 +34,8 @@ Read = list[Part] | TraceError
 
 def helpers_for(sources: Sequence[Source]) -> int:
     """How many more processes to read these files with; 0 where they would not pay."""
+    if not sources:
+        return 0
     sizes = sorted(_json_bytes(source.path) for source in sources)
     if sum(sizes[:-1]) < WORTH_BYTES or not sys.executable:
         return 0

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import re
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -92,8 +90,7 @@ def read_source(source: Source, *, cache: bool = True, on_read: Progress = lambd
     path = source.path
     before = _state(path)
     try:
-        with _without_collector():
-            parts = cached(source, lambda: _read(source, on_read)) if cache else _read(source, on_read)
+        parts = cached(source, lambda: _read(source, on_read)) if cache else _read(source, on_read)
     except TraceError as error:
         raise TraceError(str(error).replace(str(path), source.name)) from error
     except OSError as error:
@@ -106,18 +103,6 @@ def read_source(source: Source, *, cache: bool = True, on_read: Progress = lambd
     by_name = rank_in_name(path.name, path.absolute().parent.name)
     by_name = by_name if len(parts) == 1 else None
     return [replace(part, rank_by_name=by_name, short_name=path.name[-80:]) for part in parts]
-
-
-@contextmanager
-def _without_collector() -> Iterator[None]:
-    """Nothing made while reading refers to itself: the collector would go through millions of tuples for nothing."""
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 def _noted(part: Part, note: Note):

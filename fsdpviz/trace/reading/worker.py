@@ -13,6 +13,7 @@ from typing import Any, TextIO
 from ...base.errors import TraceError
 from ..files.sniff import Format
 from ..files.sources import Source
+from .collector import without_collector
 from .readers import read_source
 from .stored import can_be_stored, write_parts
 
@@ -35,7 +36,8 @@ def _done(job: dict[str, Any]) -> dict[str, str]:
         lane_names=job["lane_names"],
     )
     try:
-        parts = read_source(source, cache=job["cache"])
+        with without_collector():
+            parts = read_source(source, cache=job["cache"])
         if not can_be_stored(parts):
             return {"other": "its parts cannot be handed over"}
         write_parts(Path(job["out"]), parts)
