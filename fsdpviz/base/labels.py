@@ -1,8 +1,8 @@
 """The names of ranges that engines record, made and parsed in one place.
 
 Two families. ``FSDP::<phase> (<unit fqn>)`` is FSDP2's own grammar, which our engines share; the root unit has
-no name in it, under Nsight ``, op_id = N`` may follow, and prefetches name their target as
-``FSDP::forward_prefetch for <fqn>``. ``fsdpviz::<phase>`` names what the training loop does and
+no name in it, where a module has several parameter groups `` [pg=<ranks that share it>]`` follows, under Nsight
+``, op_id = N`` may follow, and prefetches name their target as ``FSDP::forward_prefetch for <fqn>``. ``fsdpviz::<phase>`` names what the training loop does and
 ``fsdpviz::<collective> (…)`` a transfer over an emulated link; a copy that no operator's arguments measure says how
 much it carries: ``fsdpviz::h2d (<unit fqn>), bytes = N``.
 """
@@ -33,9 +33,14 @@ class RangeLabel:
     phase: str
     unit: str | None = None
     payload_bytes: int | None = None
+    param_group: int | None = None  # ranks that share it, where a module has several parameter groups
 
 
-_FSDP = re.compile(r"^FSDP::(?P<phase>\w+)(?: for (?P<target>.+?)| \((?P<unit>.*?)\))?(?:, op_id = \d+)?$", re.ASCII)
+_FSDP = re.compile(
+    r"^FSDP::(?P<phase>\w+)(?: for(?: (?P<target>.*?))?| \((?P<unit>.*?)\))?(?: \[pg=(?P<group>\d{1,9})\])?"
+    r"(?:, op_id = \d+)?$",
+    re.ASCII,
+)
 _OWN = re.compile(r"^fsdpviz::(?P<phase>\w+)(?: \((?P<unit>.*)\))?(?:, bytes = (?P<bytes>\d{1,18}))?$", re.ASCII)
 
 # FSDP2 phases that carry a unit and leave the root's name out
@@ -74,7 +79,8 @@ def parse_label(name: str) -> RangeLabel | None:
         unit = match["target"] or match["unit"]
         if not unit or unit == "None":
             unit = ROOT if phase in _UNIT_PHASES or phase.endswith("_prefetch") else None
-        return RangeLabel("FSDP", phase, unit)
+        group = match["group"]
+        return RangeLabel("FSDP", phase, unit, param_group=int(group) if group else None)
     if match := _OWN.match(name):
         unit = match["unit"]
         size = match["bytes"]

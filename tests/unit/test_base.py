@@ -23,6 +23,9 @@ LABELS = [
     ("FSDP::forward_prefetch for blocks.1", RangeLabel("FSDP", "forward_prefetch", "blocks.1")),
     ("FSDP::backward_prefetch for None", RangeLabel("FSDP", "backward_prefetch", ROOT)),
     ("FSDP::backward_prefetch for blocks.1, op_id = 3", RangeLabel("FSDP", "backward_prefetch", "blocks.1")),
+    ("FSDP::backward_prefetch for ", RangeLabel("FSDP", "backward_prefetch", ROOT)),  # the root has no name
+    ("FSDP::all_gather (experts) [pg=4]", RangeLabel("FSDP", "all_gather", "experts", param_group=4)),
+    ("FSDP::all_gather [pg=2], op_id = 8", RangeLabel("FSDP", "all_gather", ROOT, param_group=2)),
     ("FSDP::root_pre_forward", RangeLabel("FSDP", "root_pre_forward", None)),
     (
         "FSDP::post_backward_rs_wait (blocks.0, blocks.1)",

@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 import pytest
-from make_trace import KINETO, WORKER, launched, mark, op, write_trace
+from make_trace import KINETO, WORKER, launched, mark, op, span, write_trace
 
 from fsdpviz.trace import Trace, open_trace
 from fsdpviz.trace.meaning.units import UNIT_SCHEMA
@@ -115,6 +115,89 @@ def test_a_copy_in_does_not_say_when_the_unit_is_needed(tmp_path: Path) -> None:
         ("a", "forward", "copy_in", "self", 12, None),
         ("a", "forward", "all_gather", "self", 12, 20),
         ("a", "forward", "copy_out", "self", 12, None),
+    ]
+
+
+def test_a_cast_before_the_gather_does_not_say_when_the_unit_is_needed(tmp_path: Path) -> None:
+    """Mixed precision: FSDP2 casts on the copy-in's stream, FSDP1 before it unshards."""
+    fsdp2 = [
+        mark("FSDP::pre_forward (a)", 0, 20),
+        mark("FSDP::all_gather (a)", 1, 8),
+        op("aten::_foreach_copy_", 2, 2),
+        *launched("kernel", "cast", 3, 5, 4, correlation=1, stream=24),
+        *launched("kernel", GATHER, 6, 20, 20, correlation=2, stream=20),
+        mark("FSDP::all_gather_copy_out (a)", 10, 5),
+        op("fsdp::split_with_sizes_copy", 11, 3),
+        *launched("kernel", "split_copy", 12, 40, 4, correlation=3),
+        mark("FSDP::post_forward (a)", 30, 1),
+    ]
+    assert events_of(opened(tmp_path, fsdp2), "needed_ns") == [
+        ("a", "forward", "all_gather", "self", 12),
+        ("a", "forward", "copy_out", "self", 12),
+    ]
+    fsdp1 = [
+        mark("FullyShardedDataParallel.forward", 0, 50),
+        mark("FullyShardedDataParallel._pre_forward", 1, 12),
+        *launched("kernel", "cast", 3, 5, 4, correlation=1, stream=24),
+        *launched("kernel", GATHER, 6, 20, 20, correlation=2, stream=20),
+        *launched("kernel", "cast of the inputs", 8, 40, 4, correlation=3),  # after the wait for the gather
+        *launched("kernel", "sgemm", 20, 44, 9, correlation=4),
+        mark("FullyShardedDataParallel._post_forward", 40, 3),
+    ]
+    assert events_of(opened(tmp_path, fsdp1), "needed_ns") == [("(root)", "forward", "all_gather", "self", 8)]
+
+
+def test_a_unit_s_first_kernel_waits_for_whatever_ran_on_its_stream(tmp_path: Path) -> None:
+    events = [
+        mark("FSDP::pre_forward (a)", 0, 9),
+        mark("FSDP::all_gather (a)", 1, 3),
+        *launched("kernel", GATHER, 2, 10, 50, correlation=1, stream=20),
+        *launched(
+            "kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL()", 10, 12, 26, correlation=2
+        ),  # tensor parallelism
+        *launched("kernel", "sgemm", 12, 60, 5, correlation=3),
+        mark("FSDP::post_forward (a)", 30, 1),
+    ]
+    assert events_of(opened(tmp_path, events), "needed_ns") == [("a", "forward", "all_gather", "self", 38)]
+
+
+def test_ranges_that_a_device_repeats_are_no_hooks(tmp_path: Path) -> None:
+    """Kineto shows each range again on the stream of what was launched in it, while that ran."""
+    events = two_units_on_a_device()
+    again = [
+        span("gpu_user_annotation", name, start, duration, process=0, thread=stream)
+        for name, start, duration, stream in (
+            ("FSDP::pre_forward (a)", 10, 24, 7),
+            ("FSDP::all_gather (a)", 10, 20, 20),
+            ("FSDP::all_gather (b)", 31, 30, 20),
+            ("FSDP::pre_forward (b)", 61, 4, 7),
+            ("FSDP::post_backward_reduce (a)", 6, 150, 24),
+        )
+    ]
+    plain, repeated = opened(tmp_path / "plain", events), opened(tmp_path / "again", [*events, *again])
+    assert len(plain.units) == 5
+    assert repeated.units.drop("lane").equals(plain.units.drop("lane"))
+
+
+def test_parameter_groups_of_one_module_are_told_apart(tmp_path: Path) -> None:
+    """Experts sharded over 4 ranks in a block sharded over 2: each group has hooks of its own, one after the other."""
+    events = [
+        mark("FSDP::pre_forward (a) [pg=2]", 0, 9),
+        mark("FSDP::all_gather (a) [pg=2]", 1, 3),
+        *launched("kernel", GATHER, 2, 10, 20, correlation=1, stream=20),
+        mark("FSDP::pre_forward (a) [pg=4]", 10, 9),
+        mark("FSDP::all_gather (a) [pg=4]", 11, 3),
+        *launched("kernel", GATHER, 12, 31, 10, correlation=2, stream=20),
+        *launched("kernel", "sgemm", 21, 50, 9, correlation=3),
+        mark("FSDP::post_forward (a) [pg=2]", 30, 1),
+        mark("FSDP::post_forward (a) [pg=4]", 32, 1),
+        mark("FSDP::post_backward_reduce (a) [pg=4]", 40, 4),
+        *launched("kernel", SCATTER, 41, 70, 5, correlation=4, stream=24),
+    ]
+    assert events_of(opened(tmp_path, events), "needed_ns") == [
+        ("a", "forward", "all_gather", "self", 21),
+        ("a", "forward", "all_gather", "self", 21),
+        ("a", "backward", "reduce_scatter", "self", None),
     ]
 
 

@@ -37,6 +37,7 @@ _POST_BACKWARD = (
 _LOOP_PHASES = {phase.value: phase for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)}
 
 Range = tuple[int, int, int, str]  # lane, start_ns, end_ns, name
+_Owner = tuple[int, str, int | None]  # lane, unit, parameter group
 
 
 @dataclass(frozen=True)
@@ -162,30 +163,31 @@ def unit_windows(
     """
     forward: list[tuple[int, int, int, str]] = []
     backward: list[tuple[int, int, int, str]] = []
-    open_forward: dict[tuple[int, str], Range] = {}
-    open_backward: dict[tuple[int, str], Range] = {}
+    open_forward: dict[_Owner, Range] = {}
+    open_backward: dict[_Owner, Range] = {}
     for item, label in labelled:
         lane, start, end, _ = item
         unit = label.unit
         if unit is None:  # the loop's own phases, and hooks of FSDP1 whose unit is not known
             continue
+        owner = lane, unit, label.param_group
         if label.family == "fsdpviz":
             if label.phase in (Phase.FORWARD, Phase.BACKWARD):
                 (forward if label.phase == Phase.FORWARD else backward).append((lane, start, end, unit))
         elif label.phase == "pre_forward":
-            _close_alone(open_forward.pop((lane, unit), None), unit, forward)
-            open_forward[lane, unit] = item
+            _close_alone(open_forward.pop(owner, None), unit, forward)
+            open_forward[owner] = item
         elif label.phase == "post_forward":
-            begun = open_forward.pop((lane, unit), item)
+            begun = open_forward.pop(owner, item)
             forward.append((lane, begun[1], end, unit))
         elif label.phase == "pre_backward":
-            _close_alone(open_backward.pop((lane, unit), None), unit, backward)
-            open_backward[lane, unit] = item
+            _close_alone(open_backward.pop(owner, None), unit, backward)
+            open_backward[owner] = item
         elif label.phase in _POST_BACKWARD:
-            begun = open_backward.pop((lane, unit), item)
+            begun = open_backward.pop(owner, item)
             backward.append((lane, begun[1], end, unit))
     for left_open, windows in ((open_forward, forward), (open_backward, backward)):
-        for (_, unit), item in left_open.items():
+        for (_, unit, _), item in left_open.items():
             _close_alone(item, unit, windows)
     return forward, backward
 

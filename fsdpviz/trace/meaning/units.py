@@ -5,8 +5,9 @@
 
 [Note: when a gather is needed] On the CPU: when the unit's pre-forward or pre-backward hook begins, which waits for
 it. On a device the host runs ahead, so that its hooks say nothing; there the unit's first kernel K after the hook
-(the copy-out, else its first compute) could have started once the kernel before it on its stream had ended and it
-had been launched: needed = min(start of K, max(end before K, launch of K)).
+(the copy-out, else its first compute) could have started once the work before it on its stream had ended and it
+had been launched: needed = min(start of K, max(end before K, launch of K)). What prepares a gather is no K: the
+copy-in and the casts (mixed precision, fp8) that are issued in the gather's own range before it.
 
 [Note: which use a gather is for] A unit is used in forward, from pre-forward to post-forward, and in backward, from
 pre-backward to post-backward. A gather serves the first use of its unit that ends after it was issued; one issued
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 
-from ...base.kinds import COMPUTATION, Kind
+from ...base.kinds import COMPUTATION, WORK, Kind
 from ...base.labels import Phase, RangeLabel
 from .attribute import Range, labelled_ranges, unit_windows
 from .windows import Windows, covered_ns, union
@@ -56,6 +57,7 @@ _COPY_OPERATORS = {"fsdp::all_gather_copy_in": "copy_in", "fsdp::chunk_cat": "co
 _TRANSFERS = {kind.value for kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE, Kind.H2D, Kind.D2H)}
 _COPIES = {Kind.COMPUTE.value, Kind.D2D.value}
 _COMPUTATION = [kind.value for kind in COMPUTATION]
+_WORK = [kind.value for kind in WORK]
 _PREFETCHES = ("forward_prefetch", "backward_prefetch")
 # which range of FSDP's issues a transfer over an emulated link, which runs on a thread of its own
 _LINK_ISSUERS = {
@@ -77,8 +79,9 @@ class _OfRank:
 
     def __init__(self, trace: Trace, rank: int) -> None:
         self.spans = trace.spans.filter(pl.col("rank") == rank)
-        self.labelled = _labelled(self.spans)
         self.is_device = trace.lanes.filter((pl.col("rank") == rank) & pl.col("is_device"))["lane"].to_numpy()
+        # a device's lanes repeat the host's ranges, as long as what was launched in them ran
+        self.labelled = _labelled(self.spans.filter(~pl.col("lane").is_in(self.is_device.tolist())))
         compute = self.spans.filter(pl.col("kind").is_in(_COMPUTATION))
         self.compute = compute.filter(pl.col("lane").is_in(self.is_device.tolist())) if len(self.is_device) else compute
 
@@ -208,28 +211,35 @@ class _OfRank:
 
     @cached_property
     def _kernels(self) -> dict[tuple[str], tuple[np.ndarray, np.ndarray]]:
-        """Of each unit's kernels, save copy-ins, by issue: when they were issued, and when they could have started."""
+        """Of each unit's kernels, save those that prepare a gather, by issue: when they were issued, and when they
+        could have started.
+        """
         issued, before = pl.col("issued_ns"), pl.col("before_ns")
-        kernels = self.compute.sort("lane", "start_ns").with_columns(
+        work = self.spans.filter(pl.col("kind").is_in(_WORK) & pl.col("lane").is_in(self.is_device.tolist()))
+        kernels = work.sort("lane", "start_ns").with_columns(
             before_ns=(pl.col("start_ns") + pl.col("duration_ns")).cum_max().shift(1).over("lane")
         )
-        kernels = kernels.filter(pl.col("unit").is_not_null() & issued.is_not_null())
-        kernels = kernels.join(self._copy_ins(), on=["lane", "start_ns"], how="anti")
-        kernels = kernels.select(
+        kernels = kernels.filter(
+            pl.col("kind").is_in(_COMPUTATION) & pl.col("unit").is_not_null() & issued.is_not_null()
+        )
+        points = kernels["issued_lane"].to_numpy().astype(np.int64), kernels["issued_ns"].to_numpy()
+        kernels = kernels.filter(pl.Series(self._preparations.at(*points) < 0, dtype=pl.Boolean)).select(
             "unit", issued, pl.min_horizontal("start_ns", pl.max_horizontal(before, issued)).alias("ready_ns")
         )
         by_unit = kernels.sort("issued_ns").partition_by("unit", as_dict=True)
         return {unit: (rows["issued_ns"].to_numpy(), rows["ready_ns"].to_numpy()) for unit, rows in by_unit.items()}
 
-    def _copy_ins(self) -> pl.DataFrame:
-        operators = self.spans.filter(pl.col("name") == "fsdp::all_gather_copy_in")
-        windows = Windows(
-            (lane, start, start + duration, "")
-            for lane, start, duration in operators.select("lane", "start_ns", "duration_ns").iter_rows()
+    @property
+    def _preparations(self) -> Windows[str]:
+        """FSDP2's ranges of gathers; of other ranges that issue one, as FSDP1's hooks do, the part before it."""
+        own = [item for item, label in self.labelled if label.family == "FSDP"]
+        windows = [item for item, label in self.labelled if label.phase == "all_gather"]
+        gathers = self.spans.filter((pl.col("kind") == Kind.ALL_GATHER.value) & pl.col("issued_ns").is_not_null())
+        lanes, times = gathers["issued_lane"].to_numpy().astype(np.int64), gathers["issued_ns"].to_numpy()
+        ranges = Windows((*item[:3], item) for item in own).names_at(lanes, times)
+        return Windows(
+            [*windows, *((*item[:2], int(time), item[3]) for item, time in zip(ranges, times, strict=True) if item)]
         )
-        lanes = self.compute["issued_lane"].fill_null(-1).to_numpy().astype(np.int64)
-        inside = windows.at(lanes, self.compute["issued_ns"].fill_null(-1).to_numpy()) >= 0
-        return self.compute.filter(pl.Series(inside, dtype=pl.Boolean)).select("lane", "start_ns")
 
     def _need_by_optimizer(self, events: pl.DataFrame, chosen: np.ndarray, needed: list[int | None]) -> None:
         steps = self.spans.filter(pl.col("kind") == Kind.OPTIMIZER.value)["start_ns"].sort().to_numpy()
