@@ -171,7 +171,7 @@ def test_ranges_that_a_device_repeats_are_no_hooks(tmp_path: Path) -> None:
             ("FSDP::all_gather (a)", 10, 20, 20),
             ("FSDP::all_gather (b)", 31, 30, 20),
             ("FSDP::pre_forward (b)", 61, 4, 7),
-            ("FSDP::post_backward_reduce (a)", 6, 150, 24),
+            ("FSDP::post_backward_reduce (b)", 5, 7, 24),  # of the step before, while the host gathers b again
         )
     ]
     plain, repeated = opened(tmp_path / "plain", events), opened(tmp_path / "again", [*events, *again])
