@@ -1,10 +1,10 @@
 """The names of ranges that engines record, made and parsed in one place.
 
 Two families. ``FSDP::<phase> (<unit fqn>)`` is FSDP2's own grammar, which our engines share; the root unit has
-no name in it, where a module has several parameter groups `` [pg=<ranks that share it>]`` follows, under Nsight
-``, op_id = N`` may follow, and prefetches name their target as ``FSDP::forward_prefetch for <fqn>``. ``fsdpviz::<phase>`` names what the training loop does and
-``fsdpviz::<collective> (…)`` a transfer over an emulated link; a copy that no operator's arguments measure says how
-much it carries: ``fsdpviz::h2d (<unit fqn>), bytes = N``.
+no name in it, a module of several parameter groups adds `` [pg=<ranks that share it>]``, under Nsight
+``, op_id = N`` may follow, and prefetches name their target as ``FSDP::forward_prefetch for <fqn>``.
+``fsdpviz::<phase>`` names what the training loop does and ``fsdpviz::<collective> (…)`` a transfer over an emulated
+link; a copy that no operator's arguments measure says how much it carries: ``fsdpviz::h2d (<unit fqn>), bytes = N``.
 """
 
 from __future__ import annotations

@@ -117,6 +117,88 @@ def test_optimizer_kernels_by_name_only_where_no_range_tells(tmp_path: Path) -> 
     assert kinds(opened(tmp_path, [*kernel, mark("Optimizer.step#SGD.step", 20, 5)]))[name] == "compute"
 
 
+def test_fsdp_s_own_foreach_copies_are_no_optimizer(tmp_path: Path) -> None:
+    """Copy-ins are multi_tensor_apply kernels, and many recordings have no range of the optimizer."""
+    copy_in, adam = (f"void at::native::multi_tensor_apply_kernel<{name}>()" for name in ("CopyFunctor", "AdamFunctor"))
+    events = [
+        mark("FSDP::pre_forward (a)", 0, 10),
+        mark("FSDP::all_gather (a)", 1, 5),
+        *launched("kernel", copy_in, 2, 20, 5, correlation=1),
+        mark("FSDP::post_forward (a)", 15, 1),
+        mark("FSDP::backward_prefetch for b", 17, 5),  # in no unit's window
+        mark("FSDP::all_gather (b)", 18, 3),
+        *launched("kernel", copy_in + " of b", 19, 30, 5, correlation=2),
+        *launched("kernel", adam, 40, 50, 5, correlation=3),
+    ]
+    assert [row[:4] for row in work(opened(tmp_path, events))] == [
+        (copy_in, "compute", "a", "forward"),
+        (copy_in + " of b", "compute", "b", None),
+        (adam, "optimizer", None, "optimizer"),
+    ]
+
+
+def test_an_optimizer_that_launches_nothing_runs_on_the_host(tmp_path: Path) -> None:
+    """Offloaded parameters are updated on the CPU; one that launches its kernels is work of the device alone."""
+    events = [
+        mark("ProfilerStep#1", 0, 100),
+        mark("FSDP::post_backward_reduce (a)", 1, 6),
+        *launched("kernel", REDUCE_SCATTER, 2, 5, 10, correlation=1, stream=24),
+        *launched("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", 4, 15, 3, correlation=2, stream=24),
+        mark("Optimizer.step#Adam.step", 20, 60),
+        op("aten::_foreach_add_", 22, 30),
+        op("aten::add_", 23, 5),
+        op("aten::sqrt", 60, 10),
+        mark("ProfilerStep#2", 100, 100),
+        *launched("kernel", "sgemm", 101, 110, 10, correlation=3),
+        mark("Optimizer.step#Adam.step", 120, 60),
+        op("aten::add_ of the step count", 121, 2),
+        op("aten::_foreach_addcdiv_", 125, 9),
+        *launched("kernel", "adam", 126, 130, 10, correlation=4),
+    ]
+    trace = opened(tmp_path, events)
+    assert [row for row in work(trace) if row[1] == "optimizer"] == [
+        ("aten::_foreach_add_", "optimizer", None, "optimizer", 1),
+        ("aten::sqrt", "optimizer", None, "optimizer", 1),
+        ("adam", "optimizer", None, "optimizer", 2),
+    ]
+    # the gradients are needed when the first of them is used
+    assert trace.units.select("event", "needed_ns").rows() == [("reduce_scatter", 22_000), ("d2h", 22_000)]
+
+
+def test_what_lies_between_backward_and_the_optimizer_is_no_forward(tmp_path: Path) -> None:
+    """Two micro-batches, then gradients are clipped; the second step only evaluates."""
+
+    def backward(start: float) -> dict[str, Any]:
+        return op("autograd::engine::evaluate_function: MmBackward0", start, 8)
+
+    events = [
+        mark("ProfilerStep#1", 0, 100),
+        recorded("aten::mm", 1, 5),
+        backward(10),
+        op("aten::detach", 19, 1),  # between two nodes: autograd recorded nothing since the first
+        backward(21),
+        recorded("aten::bmm", 30, 5),
+        op("aten::argmax", 36, 2),
+        backward(40),
+        op("aten::linalg_vector_norm", 50, 5),
+        mark("Optimizer.step#SGD.step", 60, 10),
+        op("aten::add_", 61, 5),
+        op("aten::mean", 75, 2),  # behind the optimizer a new round begins
+        mark("ProfilerStep#2", 100, 50),
+        op("aten::addmm", 101, 5),
+    ]
+    assert {row[0]: row[3] for row in work(opened(tmp_path, events))} == {
+        "aten::mm": "forward",
+        "aten::detach": None,
+        "aten::bmm": "forward",
+        "aten::argmax": "forward",
+        "aten::linalg_vector_norm": None,
+        "aten::add_": "optimizer",
+        "aten::mean": "forward",
+        "aten::addmm": "forward",
+    }
+
+
 def test_waits_and_annotations_on_a_stream_are_no_work(tmp_path: Path) -> None:
     events = [
         *launched("kernel", "sgemm", 1, 10, 10, correlation=1),
@@ -206,7 +288,7 @@ def test_the_outermost_operator_is_the_work(tmp_path: Path) -> None:
     ]
     trace = opened(tmp_path, events)
     assert [row[0] for row in work(trace)] == ["aten::linear", "aten::mm", "fsdp::all_gather_copy_in"]
-    assert [row[3] for row in work(trace)] == ["forward", "backward", "forward"]
+    assert [row[3] for row in work(trace)] == ["forward", "backward", None]  # no backward follows the last
 
 
 def test_an_operator_around_a_collective_is_not_compute(tmp_path: Path) -> None:

@@ -126,6 +126,11 @@ def is_cpu_work(category: str, name: str) -> bool:
     return category == "cpu_op" and ("::" in name or name.startswith("graph_")) and not _HOLDS_OTHERS.match(name)
 
 
+def is_launch(category: str, name: str) -> bool:
+    """True for a call of the driver or the runtime that launches kernels, a graph of them included."""
+    return category.endswith(("_runtime", "_driver")) and "launch" in name.lower()
+
+
 def is_optimizer_kernel(name: str) -> bool:
     """By name only, for recordings without an ``Optimizer.step#`` range: foreach kernels, which gradient clipping
     has too, and fused ones of torch, Apex and bitsandbytes.

@@ -22,6 +22,7 @@ from .classify import (
     device_kind,
     host_kind,
     is_cpu_work,
+    is_launch,
     is_optimizer_kernel,
     is_wait_argument,
     link_bytes,
@@ -29,6 +30,7 @@ from .classify import (
 )
 from .codes import KIND_CODE, PHASE_CODE, is_among
 from .lanes import main_lane
+from .rounds import is_forward
 from .rows import Rows
 from .windows import Windows, holds_any, outermost
 
@@ -350,18 +352,41 @@ class _Rank:
 
     def _decide_optimizer_and_forward(self) -> None:
         is_compute = self.kind == KIND_CODE[Kind.COMPUTE]
-        if len(self.windows.optimizer):
-            stepping = self._at_issue(self.windows.optimizer) >= 0
-        else:
-            stepping = self.rows.named_among(is_optimizer_kernel, is_compute & self.rows.runs_on_device)
-        stepping &= is_compute
+        stepping = self._steps_optimizer(is_compute)
         self.kind[stepping] = KIND_CODE[Kind.OPTIMIZER]
         self.phase[stepping] = PHASE_CODE[Phase.OPTIMIZER]
         if self.windows.knows_backward and not self.windows.has_loop_ranges:
             plain = is_compute & ~stepping & (self.phase_window < 0) & (self.point_lane == self.main)
             if len(self.windows.steps):
                 plain &= self.step >= 0
-            self.phase[plain] = PHASE_CODE[Phase.FORWARD]
+            rows = plain.nonzero()[0]
+            recorded = self.rows.differentiated
+            recorded_ns = np.sort(self.start_ns[recorded]) if recorded.any() else None
+            rows = rows[is_forward(self.point_ns[rows], self.windows, recorded_ns)]
+            self.phase[rows] = PHASE_CODE[Phase.FORWARD]
+
+    def _steps_optimizer(self, is_compute: np.ndarray) -> np.ndarray:
+        """Which rows are the optimizer's work: what its ranges issued; without ranges kernels of its names, save what
+        a range says to be of another phase or FSDP's own (its copies are foreach kernels too).
+        """
+        if not len(self.windows.optimizer):
+            is_free = is_compute & self.rows.runs_on_device & (self.phase_window < 0)
+            is_free &= self._at_issue(self.windows.issuers) < 0
+            return self.rows.named_among(is_optimizer_kernel, is_free)
+        window = self._at_issue(self.windows.optimizer)
+        stepping = is_compute & (window >= 0)
+        return stepping | self._steps_on_host(window) if self.rows.runs_on_device.any() else stepping
+
+    def _steps_on_host(self, window: np.ndarray) -> np.ndarray:
+        """The outermost operators of those optimizer's ranges that launch nothing: offloaded parameters are updated on
+        the CPU. ``window`` is by row the index of the range around it.
+        """
+        launches = self.rows.decided(is_launch) & (window >= 0)
+        uses_device = np.bincount(window[launches], minlength=len(self.windows.optimizer)) > 0
+        inside = ~self.rows.is_device & (window >= 0) & ~uses_device[window]
+        if not inside.any():
+            return inside
+        return outermost(self.lane, self.start_ns, self.end_ns, inside & self.rows.decided(is_cpu_work))
 
     def _decide_units_of_collectives(self) -> None:
         """A gather or reduction belongs to the unit that issued it, which is not the block around it. FSDP issues
