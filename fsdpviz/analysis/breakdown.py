@@ -12,15 +12,16 @@ The definitions of exposed time are TraceLens's, that of overlap is HTA's; unlik
 and no span is dropped for want of a launch. Every set is clipped to the step's window first.
 
 [Note: the window of a step] On CPU it is the step's own range. On a device work runs after the range that
-launched it has ended, so the window begins with the first work that was launched in the step and ends where
-the next step's begins, the last one's with the last work launched in it. Windows of a rank never overlap:
-no moment counts for two steps.
+launched it has ended, so the window begins with the first work that was launched in the step, though not while
+an earlier step still computes (inputs are copied ahead), unless the step computes too by then. It ends where the
+next step's begins, the last one's with the last work launched in it. Windows of a rank never overlap: no moment
+counts for two steps. Of a selection the windows are those of the whole recording.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import polars as pl
@@ -63,20 +64,30 @@ class Window:
 
 
 def windows(trace: Trace, rank: int) -> list[Window]:
-    """The rank's windows, in order. See [Note: the window of a step]."""
-    work = trace.spans.filter((pl.col("rank") == rank) & pl.col("kind").is_in(_values(WORK)))
-    if trace.steps.filter(pl.col("rank") == rank).is_empty():
+    """The rank's windows, in order, of the steps and the time that were selected. See [Note: the window of a step]."""
+    whole = trace.whole
+    work = whole.spans.filter((pl.col("rank") == rank) & pl.col("kind").is_in(_values(WORK)))
+    steps = trace.steps.filter(pl.col("rank") == rank).sort("start_ns")
+    if steps.is_empty():
         if work.is_empty():
             return []
         ends_ns = work["start_ns"] + work["duration_ns"]
-        return [Window(rank, None, _bound(work["start_ns"].min()), _bound(ends_ns.max()))]
-    is_on_device = not trace.lanes.filter((pl.col("rank") == rank) & pl.col("is_device")).is_empty()
-    # a device whose file holds no launch at all has steps by time only
-    return (is_on_device and _device_windows(work, rank)) or _host_windows(trace, rank)
+        found = [Window(rank, None, _bound(work["start_ns"].min()), _bound(ends_ns.max()))]
+    else:
+        is_on_device = not trace.lanes.filter((pl.col("rank") == rank) & pl.col("is_device")).is_empty()
+        # a device whose file holds no launch at all has steps by time only
+        found = (is_on_device and _device_windows(work, rank, steps["step"].to_list())) or _host_windows(steps, rank)
+    return list(_within(found, *trace.bounds_ns)) if trace.bounds_ns else found
 
 
-def _host_windows(trace: Trace, rank: int) -> list[Window]:
-    steps = trace.steps.filter(pl.col("rank") == rank).sort("start_ns")
+def _within(found: Iterable[Window], start_ns: int, end_ns: int) -> Iterator[Window]:
+    for window in found:
+        begin_ns, until_ns = max(window.start_ns, start_ns), min(window.end_ns, end_ns)
+        if begin_ns < until_ns:
+            yield replace(window, start_ns=begin_ns, end_ns=until_ns)
+
+
+def _host_windows(steps: pl.DataFrame, rank: int) -> list[Window]:
     found: list[Window] = []
     for row in steps.iter_rows(named=True):
         start_ns = max(row["start_ns"], found[-1].end_ns if found else row["start_ns"])
@@ -84,23 +95,37 @@ def _host_windows(trace: Trace, rank: int) -> list[Window]:
     return found
 
 
-def _device_windows(work: pl.DataFrame, rank: int) -> list[Window]:
+def _device_windows(work: pl.DataFrame, rank: int, chosen: Sequence[int]) -> list[Window]:
+    start, end = pl.col("start_ns"), pl.col("start_ns") + pl.col("duration_ns")
+    computes = pl.col("kind").is_in(_values(COMPUTATION))
     steps = (
         work.filter(pl.col("step").is_not_null())
         .group_by("step")
-        .agg(start_ns=pl.col("start_ns").min(), end_ns=(pl.col("start_ns") + pl.col("duration_ns")).max())
-        .sort("start_ns")
+        .agg(
+            first_ns=start.min(),
+            computes_ns=start.filter(computes).min(),
+            computed_ns=end.filter(computes).max(),
+            end_ns=end.max(),
+        )
+        .sort(pl.coalesce("computes_ns", "first_ns"))
     )
-    ends_ns = [*steps["start_ns"][1:].to_list(), *steps["end_ns"][-1:].to_list()]
-    rows = zip(steps["step"], steps["start_ns"], ends_ns, strict=True)
-    return [Window(rank, step, start_ns, end_ns) for step, start_ns, end_ns in rows]
+    starts_ns: list[int] = []
+    computed_ns = 0  # when all earlier steps had computed
+    for first_ns, computes_ns, until_ns in steps.select("first_ns", "computes_ns", "computed_ns").iter_rows():
+        begin_ns = max(first_ns, computed_ns)
+        begin_ns = begin_ns if computes_ns is None else min(begin_ns, computes_ns)
+        starts_ns.append(max([begin_ns, *starts_ns[-1:]]))
+        computed_ns = max(computed_ns, until_ns or 0)
+    ends_ns = [*starts_ns[1:], *(max(starts_ns[-1], end_ns) for end_ns in steps["end_ns"][-1:])]
+    rows = zip(steps["step"], starts_ns, ends_ns, strict=True)
+    return [Window(rank, step, start_ns, end_ns) for step, start_ns, end_ns in rows if step in chosen]
 
 
 class RankWork:
     """The covered time of one rank by kind, made once and clipped for each step."""
 
     def __init__(self, trace: Trace, rank: int) -> None:
-        spans = trace.spans.filter((pl.col("rank") == rank) & pl.col("kind").is_in(_values(WORK)))
+        spans = trace.whole.spans.filter((pl.col("rank") == rank) & pl.col("kind").is_in(_values(WORK)))
         self._kind = spans["kind"].cast(pl.String).to_numpy()
         self._start_ns = spans["start_ns"].to_numpy()
         self._end_ns = self._start_ns + spans["duration_ns"].to_numpy()

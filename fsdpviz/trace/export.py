@@ -22,6 +22,7 @@ _TABLES = {
     "groups": GROUP_SCHEMA,
     "clock": CLOCK_SCHEMA,
 }
+_CONTEXT = "context"
 _REST = "trace.json"
 _PANDAS = {
     pl.Boolean: "boolean",
@@ -58,25 +59,32 @@ def pandas_frame(frame: pl.DataFrame) -> pandas.DataFrame:
 
 
 def write_folder(trace: Trace, folder: str | Path) -> Path:
-    """Writes ``spans.parquet``, ``lanes.parquet``, ``steps.parquet``, ``groups.parquet``, ``clock.parquet`` and
-    ``trace.json`` (provenance, notes, about) into a folder, which is made; returns it.
+    """Writes ``spans.parquet``, ``lanes.parquet``, ``steps.parquet``, ``groups.parquet``, ``clock.parquet``, for a
+    selection ``context.parquet`` (see ``Trace.whole``), and ``trace.json`` (provenance, notes, about) into a folder,
+    which is made; returns it.
 
     Raises TraceError where the folder cannot be written, or holds files of something else.
     """
     folder = Path(folder)
-    ours = {_REST, *(f"{name}.parquet" for name in _TABLES)}
+    ours = {_REST, *(f"{name}.parquet" for name in (*_TABLES, _CONTEXT))}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         others = sorted(child.name for child in folder.iterdir() if child.name not in ours)
         if others:
             raise TraceError(f"a trace is written into a folder of its own; {folder} holds {others[0]}")
         (folder / _REST).unlink(missing_ok=True)  # until all is written, it is no trace
-        for name in _TABLES:
-            getattr(trace, name).write_parquet(folder / f"{name}.parquet")
+        for name in (*_TABLES, _CONTEXT):
+            table = getattr(trace, name)
+            if table is None:
+                (folder / f"{name}.parquet").unlink(missing_ok=True)
+            else:
+                table.write_parquet(folder / f"{name}.parquet")
         rest = {
             "provenance": trace.provenance.value,
             "notes": [[note.what, note.count, note.example] for note in trace.notes],
             "about": dict(trace.about),
+            "is_selection": trace.context is not None,
+            "bounds_ns": trace.bounds_ns,
         }
         (folder / _REST).write_text(json.dumps(rest), encoding="utf-8")
     except (OSError, TypeError, ValueError) as error:
@@ -90,15 +98,19 @@ def read_folder(folder: str | Path) -> Trace:
     if not (folder / _REST).is_file():
         raise TraceError(f"{folder} is no trace written by write_parquet: it has no {_REST}")
     try:
-        rest = json.loads((folder / _REST).read_text(encoding="utf-8"))
-        frames = {name: pl.read_parquet(folder / f"{name}.parquet") for name in _TABLES}
+        rest = dict(json.loads((folder / _REST).read_text(encoding="utf-8")))
+        names = [*_TABLES, _CONTEXT] if rest.get("is_selection") else [*_TABLES]
+        frames = {name: pl.read_parquet(folder / f"{name}.parquet") for name in names}
+        bounds_ns = tuple(map(int, rest["bounds_ns"])) if rest.get("bounds_ns") else None
         provenance = Provenance(rest["provenance"])
         notes = tuple(Note(str(what), int(count), str(example)) for what, count, example in rest["notes"])
         about = dict(rest["about"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError, pl.exceptions.PolarsError) as error:
         cause = (str(error).splitlines() or [type(error).__name__])[0]
         raise TraceError(f"{folder} is a damaged trace: {cause[:200]}") from error
-    for name, schema in _TABLES.items():
-        if dict(frames[name].schema) != schema:
+    for name, frame in frames.items():
+        if dict(frame.schema) != (_TABLES.get(name) or SPAN_SCHEMA):
             raise TraceError(f"{folder} was written by another version of fsdpviz: its {name} have other columns")
-    return Trace(**frames, provenance=provenance, notes=notes, about=about)
+    if bounds_ns is not None and len(bounds_ns) != 2:
+        raise TraceError(f"{folder} is a damaged trace: its bounds_ns are {bounds_ns}")
+    return Trace(**frames, provenance=provenance, notes=notes, about=about, bounds_ns=bounds_ns)

@@ -7,7 +7,7 @@ pictures may start at zero.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,6 +139,8 @@ def summed(notes: Iterable[Note]) -> tuple[Note, ...]:
 class Trace:
     """What was recorded. Immutable; readers make it, analyses read it.
 
+    One that was opened with ``steps`` or ``window`` has the spans of those; see ``whole``.
+
     ``about`` is what the files said of themselves; for a run folder it has ``experiment``, ``environment``,
     ``result`` (each a dict, empty when missing) and, per rank as text keys, ``metrics`` (a list of dicts) and
     ``memory`` (a dict).
@@ -152,6 +154,17 @@ class Trace:
     about: Mapping[str, Any] = field(default_factory=dict)
     groups: pl.DataFrame = field(default_factory=lambda: NO_GROUPS)
     clock: pl.DataFrame = field(default_factory=lambda: NO_CLOCK)
+    context: pl.DataFrame | None = None  # of a selection: the whole recording's work and ranges, see ``whole``
+    bounds_ns: tuple[int, int] | None = None  # of a selection by time: from, until
+
+    @cached_property
+    def whole(self) -> Trace:
+        """What this was selected from, without the host's operators; itself where nothing was left out.
+
+        When a step begins, and when FSDP needed what it gathered, depends on work and ranges beside those that were
+        chosen: both are decided on the whole, so that a number does not change with what else is looked at.
+        """
+        return self if self.context is None else replace(self, spans=self.context, context=None, bounds_ns=None)
 
     @cached_property
     def collectives(self) -> pl.DataFrame:
@@ -167,7 +180,11 @@ class Trace:
         """
         from .meaning.units import unit_table
 
-        return unit_table(self)
+        table = unit_table(self.whole)
+        if self.context is None:
+            return table
+        kept = self.spans.select("rank", "lane", "start_ns", end_ns=pl.col("start_ns") + pl.col("duration_ns"))
+        return table.join(kept, on=["rank", "lane", "start_ns", "end_ns"], how="semi")
 
     def validate(self) -> Validation:
         """Which analyses this recording supports, and for the others, in words, why not."""

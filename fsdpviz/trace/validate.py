@@ -110,10 +110,9 @@ def _bandwidth(trace: Trace) -> tuple[str, ...]:
 
 
 def _fsdp(trace: Trace) -> tuple[str, ...]:
-    if not trace.spans["name"].str.contains(_FSDP_RANGES).any():
+    if not trace.whole.spans["name"].str.contains(_FSDP_RANGES).any():
         return ("it has no FSDP ranges: no FSDP::… and no FullyShardedDataParallel.…",)
-    units = trace.units
-    if units.is_empty():
+    if trace.whole.units.is_empty():
         return ("its FSDP ranges issue no transfer and no copy: no launch in it lies inside one",)
     device = trace.lanes.filter(pl.col("is_device")).select("rank", "lane")
     work = trace.spans.filter(pl.col("kind").is_in(_values(WORK))).join(device, on=["rank", "lane"], how="semi")

@@ -173,6 +173,42 @@ def test_a_device_step_begins_with_its_first_work_and_ends_with_the_next_ones(tm
     ]
 
 
+def three_steps_with_inputs_copied_ahead(tmp_path: Path) -> Path:
+    """The host is done by 30 µs; products run 20–120, 120–220 and 230–330, inputs are copied 10–14, 15–19, 130–134."""
+    events: list[Any] = []
+    for step, (copied, multiplied) in enumerate(((10, 20), (15, 120), (130, 230))):
+        at, ids = 10 * step, (2 * step + 1, 2 * step + 2)
+        copy = launched("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", at + 1, copied, 4, correlation=ids[0], stream=9)
+        mm = launched("kernel", "mm", at + 3, multiplied, 100, correlation=ids[1])
+        events += [mark(f"ProfilerStep#{step + 1}", at, 10), *copy, *mm]
+    return write_trace(tmp_path / "rank0.json", events)
+
+
+def test_a_copy_ahead_does_not_begin_a_step(tmp_path: Path) -> None:
+    rows = report(open_trace(three_steps_with_inputs_copied_ahead(tmp_path))).rows
+    assert [(row.step, row.start_ns, row.span_ns, row.compute_ns) for row in rows] == [
+        (1, 10_000, 110_000, 100_000),
+        (2, 120_000, 100_000, 100_000),
+        (3, 220_000, 110_000, 100_000),  # step 2 had computed by 220: what is exposed from then on is step 3's
+    ]
+
+
+def test_a_selection_has_the_whole_recording_s_numbers(tmp_path: Path) -> None:
+    path = three_steps_with_inputs_copied_ahead(tmp_path)
+    whole = report(open_trace(path)).rows
+    chosen = open_trace(path, steps=[2])
+    assert report(chosen).rows == whole[1:2]
+    assert report(Trace.read_parquet(chosen.write_parquet(tmp_path / "out"))).rows == whole[1:2]
+    window = open_trace(path, window=(0.1, 0.15))
+    # step 3's copy lies in the window, and nothing of step 3's own
+    assert [(row.step, row.span_ns, row.compute_ns, row.copy_ns) for row in report(window).rows] == [
+        (1, 20_000, 20_000, 0),
+        (2, 30_000, 30_000, 4_000),
+    ]
+    assert report(Trace.read_parquet(window.write_parquet(tmp_path / "out"))).rows == report(window).rows
+    assert not (open_trace(path).write_parquet(tmp_path / "out") / "context.parquet").exists()
+
+
 def test_a_device_without_launches_has_steps_by_time(tmp_path: Path) -> None:
     events = [mark("ProfilerStep#1", 0, 10), span("kernel", "mm", 5, 3, process=GPU, thread=7, correlation=1)]
     rows = report(open_trace(write_trace(tmp_path / "rank0.json", events))).rows

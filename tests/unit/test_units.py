@@ -83,6 +83,16 @@ def test_who_issued_what_and_when_it_was_needed(tmp_path: Path) -> None:
     assert dict(trace.units.schema) == UNIT_SCHEMA
 
 
+def test_units_of_a_selection_are_the_whole_recording_s(tmp_path: Path) -> None:
+    """From 30 to 62 µs a's copy-out and product run, and b's gather and copy-out; their ranges ended by 27."""
+    path = write_trace(tmp_path / "rank0.json", two_units_on_a_device(), rank=0)
+    whole, part = open_trace(path), open_trace(path, window=(0.030, 0.062))
+    assert len(whole.units) == 5
+    assert part.units.equals(whole.units[1:4])
+    assert part.validate()["fsdp"].is_supported
+    assert Trace.read_parquet(part.write_parquet(tmp_path / "out")).units.equals(part.units)
+
+
 def test_a_gather_that_is_there_in_time_is_needed_when_its_unit_begins(tmp_path: Path) -> None:
     events = [
         mark("FSDP::backward_prefetch for a", 0, 5),

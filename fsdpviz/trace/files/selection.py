@@ -8,8 +8,10 @@ from dataclasses import replace
 import polars as pl
 
 from ...base.errors import TraceError
+from ...base.kinds import Kind
 from ...base.units import NS_PER_MS
-from ..table import Note, Trace
+from ..meaning.units import COPY_OPERATORS
+from ..table import STEP_SCHEMA, Note, Trace
 
 Window = tuple[float, float]  # ms from the recording's origin
 
@@ -27,12 +29,12 @@ def chosen(present: Sequence[int], wanted: Collection[int] | None, name: str) ->
 def selected(trace: Trace, steps: Collection[int] | None, window: Window | None) -> Trace:
     """The spans of these steps, and those that touch the window (ms from the origin, half-open); none is cut.
 
-    Spans outside every step go with ``steps``. How many were left out is noted. Raises TraceError for a step that is
-    not there and for a window that is none.
+    Spans outside every step go with ``steps``. How many were left out is noted. What numbers depend on is kept beside
+    them, see ``Trace.whole``. Raises TraceError for a step that is not there and for a window that is none.
     """
     if steps is None and window is None:
         return trace
-    kept, kept_steps = trace.spans, trace.steps
+    kept, kept_steps, bounds_ns = trace.spans, trace.steps, None
     if steps is not None:
         there = sorted(trace.steps["step"].unique().to_list())
         missing = sorted(set(steps) - set(there))
@@ -41,15 +43,22 @@ def selected(trace: Trace, steps: Collection[int] | None, window: Window | None)
         kept = kept.filter(pl.col("step").is_in(list(steps)))
         kept_steps = kept_steps.filter(pl.col("step").is_in(list(steps)))
     if window is not None:
-        start_ns, end_ns = _bounds(window, trace.origin_ns)
+        start_ns, end_ns = bounds_ns = _bounds(window, trace.origin_ns)
         after_start = pl.col("start_ns") + pl.col("duration_ns").clip(lower_bound=1) > start_ns
         kept = kept.filter(after_start & (pl.col("start_ns") < end_ns))
-        kept_steps = kept_steps.filter((pl.col("end_ns") > start_ns) & (pl.col("start_ns") < end_ns))
+        # a device works on a step when the host has left it
+        ran = set(kept.select("rank", "step").unique().rows())
+        touched = [
+            (rank, step) in ran or (until_ns > start_ns and since_ns < end_ns)
+            for rank, step, since_ns, until_ns in kept_steps.select(*STEP_SCHEMA).iter_rows()
+        ]
+        kept_steps = kept_steps.filter(pl.Series(touched, dtype=pl.Boolean))
     left_out = len(trace.spans) - len(kept)
     notes = trace.notes
     if left_out:
         notes = (*notes, Note("spans outside the steps or the window asked for", left_out))
-    return replace(trace, spans=kept, steps=kept_steps, notes=notes)
+    context = trace.spans.filter((pl.col("kind") != Kind.HOST.value) | pl.col("name").is_in(list(COPY_OPERATORS)))
+    return replace(trace, spans=kept, steps=kept_steps, notes=notes, context=context, bounds_ns=bounds_ns)
 
 
 def _bounds(window: Window, origin_ns: int) -> tuple[int, int]:

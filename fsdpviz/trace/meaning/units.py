@@ -51,7 +51,7 @@ UNIT_SCHEMA: dict[str, Any] = {
 }
 
 _RANGES = r"^(?:FSDP::|fsdpviz::|FullyShardedDataParallel\.)"
-_COPY_OPERATORS = {"fsdp::all_gather_copy_in": "copy_in", "fsdp::chunk_cat": "copy_in"} | {
+COPY_OPERATORS = {"fsdp::all_gather_copy_in": "copy_in", "fsdp::chunk_cat": "copy_in"} | {
     "fsdp::split_with_sizes_copy": "copy_out"
 }
 _TRANSFERS = {kind.value for kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE, Kind.H2D, Kind.D2H)}
@@ -137,9 +137,9 @@ class _OfRank:
         ).filter(pl.col("event").is_not_null())
 
     def _copy_windows(self, own: Sequence[tuple[Range, RangeLabel]]) -> Windows[str]:
-        operators = self.spans.filter(pl.col("name").is_in(list(_COPY_OPERATORS)))
+        operators = self.spans.filter(pl.col("name").is_in(list(COPY_OPERATORS)))
         windows = [
-            (lane, start, start + duration, _COPY_OPERATORS[name])
+            (lane, start, start + duration, COPY_OPERATORS[name])
             for lane, start, duration, name in operators.select("lane", "start_ns", "duration_ns", "name").iter_rows()
         ]
         if not any(name == "copy_out" for *_, name in windows):  # before torch 2.4 the operator was no one's own
