@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Any
@@ -122,7 +122,17 @@ class Report:
 def report(trace: Trace) -> Report:
     """The report of a recording; one without spans has no rows and, where metrics are, measures."""
     rows = tuple(row for rank in trace.ranks for row in breakdowns(trace, rank))
-    return Report(rows, _measures(trace, rows), trace.provenance, trace.notes)
+    return Report(rows, _measures(trace, rows), trace.provenance, (*trace.notes, *_steps_left_out(trace, rows)))
+
+
+def _steps_left_out(trace: Trace, rows: Iterable[StepBreakdown]) -> Iterator[Note]:
+    there = {(row.rank, row.step) for row in rows}
+    ranks = {rank for rank, _ in there}
+    steps = trace.steps.select("rank", "step").rows()
+    absent = [(rank, step) for rank, step in steps if rank in ranks and (rank, step) not in there]
+    if absent and trace.bounds_ns is None:
+        example = "step {1} of rank {0}".format(*absent[0])
+        yield Note("steps that launched nothing on the device, not in the report", len(absent), example)
 
 
 def _measures(trace: Trace, rows: Iterable[StepBreakdown]) -> Measures:

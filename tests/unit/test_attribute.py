@@ -165,6 +165,17 @@ def test_an_optimizer_that_launches_nothing_runs_on_the_host(tmp_path: Path) -> 
     assert trace.units.select("event", "needed_ns").rows() == [("reduce_scatter", 22_000), ("d2h", 22_000)]
 
 
+def test_a_step_that_two_threads_record_is_one(tmp_path: Path) -> None:
+    events = [
+        mark("ProfilerStep#1", 0, 50),
+        mark("ProfilerStep#1", 10, 20, thread=WORKER),
+        *launched("kernel", "sgemm", 40, 60, 10, correlation=1),
+    ]
+    trace = opened(tmp_path, events)
+    assert trace.steps.select("step", "start_ns", "end_ns").rows() == [(1, 0, 50_000)]
+    assert work(trace) == [("sgemm", "compute", None, None, 1)]
+
+
 def test_what_lies_between_backward_and_the_optimizer_is_no_forward(tmp_path: Path) -> None:
     """Two micro-batches, then gradients are clipped; the second step only evaluates."""
 

@@ -173,6 +173,16 @@ def test_a_device_step_begins_with_its_first_work_and_ends_with_the_next_ones(tm
     ]
 
 
+def test_a_step_without_work_of_the_device_is_noted(tmp_path: Path) -> None:
+    events = [mark("ProfilerStep#1", 0, 10), mark("ProfilerStep#2", 10, 10)]
+    path = write_trace(tmp_path / "rank0.json", [*events, *launched("kernel", "mm", 2, 5, 9, correlation=1)], rank=0)
+    found = report(open_trace(path))
+    assert [row.step for row in found.rows] == [1]
+    assert [str(note) for note in found.notes] == [
+        "steps that launched nothing on the device, not in the report (1×, for example step 2 of rank 0)"
+    ]
+
+
 def three_steps_with_inputs_copied_ahead(tmp_path: Path) -> Path:
     """The host is done by 30 µs; products run 20–120, 120–220 and 230–330, inputs are copied 10–14, 15–19, 130–134."""
     events: list[Any] = []

@@ -76,16 +76,28 @@ def attribution(ranges: Sequence[Range]) -> Attribution:
     of_fsdp = [(item, label) for item, label in labelled if label.family == "FSDP"]
     optimizers = {name for name, label in labels.items() if _steps_optimizer(name, label)}
     numbers = {name: int(match[1]) for name in labels if (match := _STEP.match(name))}
-    steps = {numbers[item[3]]: item for item in ordered if item[3] in numbers}
     return Attribution(
         units=Windows([*forward, *backward, *_own_windows(labelled)]),
         # around a block lie other units' collectives too, and such as are no unit's: DDP's buckets, tensor parallelism
         issuers=Windows(_own_windows(of_fsdp)),
         phases=Windows(phases),
         optimizer=Windows([item for item in ordered if item[3] in optimizers]),
-        steps=Windows([(0, item[1], item[2], step) for step, item in steps.items()]),
+        steps=Windows(_steps([(item, numbers[item[3]]) for item in ordered if item[3] in numbers])),
         has_loop_ranges=any(label.family == "fsdpviz" and label.phase in _LOOP_PHASES for _, label in labelled),
     )
+
+
+def _steps(numbered: Iterable[tuple[Range, int]]) -> list[tuple[int, int, int, int]]:
+    """One window a step, on lane 0. Threads that each record a step are in it from the first's begin to the last's end;
+    of ranges apart with one number the last is taken.
+    """
+    found: dict[int, tuple[int, int, int, int]] = {}
+    for (_, start, end, _), step in numbered:
+        before = found.get(step)
+        if before and start < before[2] and before[1] < end:
+            start, end = min(start, before[1]), max(end, before[2])
+        found[step] = 0, start, end, step
+    return list(found.values())
 
 
 def differentiates_backward(names: Iterable[str]) -> bool:
