@@ -12,9 +12,9 @@ The definitions of exposed time are TraceLens's, that of overlap is HTA's; unlik
 and no span is dropped for want of a launch. Every set is clipped to the step's window first.
 
 [Note: the window of a step] On CPU it is the step's own range. On a device work runs after the range that
-launched it has ended, so the window begins with the first work that was launched in the step, though not while
-an earlier step still computes (inputs are copied ahead), unless the step computes too by then. It ends where the
-next step's begins, the last one's with the last work launched in it. Windows of a rank never overlap: no moment
+launched it has ended, so the window begins with the first work that was launched in the step, though not while an
+earlier step still computes on the lane that computes most: inputs are copied, and gathers prepared, ahead on others.
+It ends where the next step's begins, the last one's with the last work launched in it. Windows of a rank never overlap: no moment
 counts for two steps. Of a selection the windows are those of the whole recording.
 """
 
@@ -97,7 +97,9 @@ def _host_windows(steps: pl.DataFrame, rank: int) -> list[Window]:
 
 def _device_windows(work: pl.DataFrame, rank: int, chosen: Sequence[int]) -> list[Window]:
     start, end = pl.col("start_ns"), pl.col("start_ns") + pl.col("duration_ns")
-    computes = pl.col("kind").is_in(_values(COMPUTATION))
+    is_compute = pl.col("kind").is_in(_values(COMPUTATION))
+    by_lane = work.filter(is_compute).group_by("lane").agg(pl.col("duration_ns").sum()).sort("duration_ns", "lane")
+    computes = is_compute & pl.col("lane").is_in(by_lane["lane"].tail(1).to_list())  # the lane that computes most
     steps = (
         work.filter(pl.col("step").is_not_null())
         .group_by("step")

@@ -184,20 +184,23 @@ def test_a_step_without_work_of_the_device_is_noted(tmp_path: Path) -> None:
 
 
 def three_steps_with_inputs_copied_ahead(tmp_path: Path) -> Path:
-    """The host is done by 30 µs; products run 20–120, 120–220 and 230–330, inputs are copied 10–14, 15–19, 130–134."""
+    """The host is done by 30 µs; products run 20–120, 120–220 and 230–330, inputs are copied 10–14, 15–19, 130–134, and a
+    kernel of 1 µs begins with each copy.
+    """
     events: list[Any] = []
     for step, (copied, multiplied) in enumerate(((10, 20), (15, 120), (130, 230))):
-        at, ids = 10 * step, (2 * step + 1, 2 * step + 2)
-        copy = launched("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", at + 1, copied, 4, correlation=ids[0], stream=9)
-        mm = launched("kernel", "mm", at + 3, multiplied, 100, correlation=ids[1])
-        events += [mark(f"ProfilerStep#{step + 1}", at, 10), *copy, *mm]
+        at, first = 10 * step, 3 * step + 1
+        copy = launched("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", at + 1, copied, 4, correlation=first, stream=9)
+        prepare = launched("kernel", "prepare", at + 3, copied, 1, correlation=first + 1, stream=10)
+        mm = launched("kernel", "mm", at + 5, multiplied, 100, correlation=first + 2)
+        events += [mark(f"ProfilerStep#{step + 1}", at, 10), *copy, *prepare, *mm]
     return write_trace(tmp_path / "rank0.json", events)
 
 
 def test_a_copy_ahead_does_not_begin_a_step(tmp_path: Path) -> None:
     rows = report(open_trace(three_steps_with_inputs_copied_ahead(tmp_path))).rows
     assert [(row.step, row.start_ns, row.span_ns, row.compute_ns) for row in rows] == [
-        (1, 10_000, 110_000, 100_000),
+        (1, 10_000, 110_000, 102_000),
         (2, 120_000, 100_000, 100_000),
         (3, 220_000, 110_000, 100_000),  # step 2 had computed by 220: what is exposed from then on is step 3's
     ]
