@@ -20,10 +20,11 @@ def is_forward(times_ns: np.ndarray, windows: Attribution, recorded_ns: np.ndarr
     ``recorded_ns`` are the starts of the operators that autograd recorded, rising; None where the file cannot tell.
     """
     phases = windows.phases
-    is_backward = np.array([name is Phase.BACKWARD for name in phases.names], bool)
-    begins = np.sort(phases.start_ns[is_backward])
-    ends = np.maximum.accumulate(phases.end_ns[is_backward][np.argsort(phases.start_ns[is_backward], kind="stable")])
-    is_optimizer = np.array([name is Phase.OPTIMIZER for name in phases.names], bool)
+    is_backward, is_optimizer = (
+        np.array([name is phase for name in phases.names], bool) for phase in (Phase.BACKWARD, Phase.OPTIMIZER)
+    )
+    order = np.argsort(phases.start_ns[is_backward], kind="stable")
+    begins, ends = phases.start_ns[is_backward][order], np.maximum.accumulate(phases.end_ns[is_backward][order])
     # a round ends where an optimizer's range or a step begins
     bounds = np.unique(np.concatenate((phases.start_ns[is_optimizer], windows.steps.start_ns, windows.steps.end_ns)))
     place = np.searchsorted(begins, times_ns, "right")  # backward windows begun by then
