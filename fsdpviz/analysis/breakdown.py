@@ -14,8 +14,8 @@ and no span is dropped for want of a launch. Every set is clipped to the step's 
 [Note: the window of a step] On CPU it is the step's own range. On a device work runs after the range that
 launched it has ended, so the window begins with the first work that was launched in the step, though not while an
 earlier step still computes on the lane that computes most: inputs are copied, and gathers prepared, ahead on others.
-It ends where the next step's begins, the last one's with the last work launched in it. Windows of a rank never overlap: no moment
-counts for two steps. Of a selection the windows are those of the whole recording.
+It ends where the next step's begins, the last one's with the last work launched in it. Windows of a rank never
+overlap: no moment counts for two steps. Of a selection the windows are those of the whole recording.
 """
 
 from __future__ import annotations
