@@ -184,8 +184,8 @@ def test_a_step_without_work_of_the_device_is_noted(tmp_path: Path) -> None:
 
 
 def three_steps_with_inputs_copied_ahead(tmp_path: Path) -> Path:
-    """The host is done by 30 µs; products run 20–120, 120–220 and 230–330, inputs are copied 10–14, 15–19, 130–134, and a
-    kernel of 1 µs begins with each copy.
+    """The host is done by 30 µs; products run 20–120, 120–220 and 230–330, inputs are copied 10–14, 15–19, 130–134, and
+    a kernel of 1 µs begins with each copy.
     """
     events: list[Any] = []
     for step, (copied, multiplied) in enumerate(((10, 20), (15, 120), (130, 230))):
