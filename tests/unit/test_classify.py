@@ -52,6 +52,38 @@ from fsdpviz.trace.meaning.classify import (
         ("void sglang::cross_device_reduce_2stage<half, 8>(sglang::RankData*)", Kind.ALL_REDUCE),
         ("void deep_ep::internode::dispatch<false, 8>(int4*)", Kind.ALL_TO_ALL),
         ("void deep_ep::intranode::combine<__nv_bfloat16, 8>(__nv_bfloat16*)", Kind.ALL_TO_ALL),
+        ("void deep_ep::intranode::notify_dispatch<8>(int const*)", Kind.ALL_TO_ALL),
+        # to one rank, as gather and scatter
+        ("ncclDevKernel_Reduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", Kind.P2P),
+        ("ncclKernel_Reduce_RING_LL_Sum_float(ncclWorkElem)", Kind.P2P),
+        ("ncclReduceRingLLKernel_sum_f32(ncclColl)", Kind.P2P),
+        # TransformerEngine's, which are all called sums
+        ("void userbuffers_fp16_sum_inplace_gpu_rw_ag<8>(int, int)", Kind.ALL_GATHER),
+        ("void userbuffers_fp16_sum_inplace_gpu_mc_rs_oop<8>(int, int)", Kind.REDUCE_SCATTER),
+        ("void userbuffers_fp16_sum_inplace_gpu_rr_rs<8>(int, int)", Kind.REDUCE_SCATTER),
+        ("void userbuffers_fp16_sum_inplace_gpu_mc<8>(int, int)", Kind.ALL_REDUCE),
+        ("kuserbuffers_pushsend(int*, int*, int4*, int4*, int)", Kind.P2P),
+        ("kuserbuffers_pushrecv(int, int, int*, int*, int, unsigned long)", Kind.P2P),
+        ("kuserbuffers_inc(int*)", Kind.P2P),
+        ("c10d::symmetric_memory::put_signal_kernel(unsigned int**, int, int, int, int, unsigned long)", Kind.P2P),
+        ("void nvshmemi_alltoall_on_stream_kernel<float>(int, float*, float const*)", Kind.ALL_TO_ALL),
+        ("void fcollect_on_stream_kernel<float>(int, float*, float const*)", Kind.ALL_GATHER),
+        ("void rdxn_on_stream_kernel<float, (rdxn_ops)2>(int, float*, float const*)", Kind.ALL_REDUCE),
+        ("void rocshmem_reduce_on_stream_kernel<float, 1>(int, float*, float const*)", Kind.ALL_REDUCE),
+        ("void reducescatter_on_stream_kernel<float, 1>(int, float*, float const*)", Kind.REDUCE_SCATTER),
+        ("void nvshmemi_putmem_signal_kernel(void*)", Kind.P2P),
+        # what only waits for its peers
+        ("c10d::symmetric_memory::barrier_kernel(unsigned int**, int, int, int, unsigned long)", Kind.WAIT),
+        ("c10d::symmetric_memory::wait_signal_kernel(unsigned int**, int, int, int, int, unsigned long)", Kind.WAIT),
+        ("void deep_ep::intranode::barrier<8>(int**, int)", Kind.WAIT),
+        ("void barrier_on_stream_kernel_threadgroup<1>(int, int)", Kind.WAIT),
+        ("nvshmemi_signal_wait_until_on_stream_kernel(unsigned long*, int, unsigned long)", Kind.WAIT),
+        # what moves nothing, and what only sounds like it
+        ("deep_ep::layout::get_dispatch_layout(long const*, int*)", Kind.COMPUTE),
+        ("void deep_ep::internode::get_dispatch_layout<256, 32, 2>(long const*, int*)", Kind.COMPUTE),
+        ("void grid_barrier_kernel(int*)", Kind.COMPUTE),
+        ("void softmax_forward_shmem<float>(float*)", Kind.COMPUTE),
+        ("void cub::DeviceReduceKernel<cub::Sum>(float*)", Kind.COMPUTE),
         # a kernel of synchronised batch norm works; so does one that reduces on its own device
         ("void at::native::batch_norm_backward_reduce_kernel<float, SyncBatchNorm>(float*)", Kind.COMPUTE),
         ("void at::native::reduce_kernel<512, 1, at::native::ReduceOp<float>>(float*)", Kind.COMPUTE),
@@ -63,6 +95,11 @@ from fsdpviz.trace.meaning.classify import (
 )
 def test_kernels_by_name(name: str, kind: Kind) -> None:
     assert device_kind("kernel", name, "", "") is kind
+
+
+def test_a_kernel_that_waits_waits_under_a_collective_too() -> None:
+    name = "c10d::symmetric_memory::barrier_kernel(unsigned int**, int, int, int, unsigned long)"
+    assert device_kind("kernel", name, "", "symm_mem::_low_contention_all_gather") is Kind.WAIT
 
 
 def test_the_parent_beats_the_argument_and_the_argument_the_name() -> None:
@@ -86,9 +123,20 @@ def test_the_parent_beats_the_argument_and_the_argument_the_name() -> None:
         ("gpu_memcpy", "Memcpy DtoA (Device -> Array)", "", Kind.D2D),
         ("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", "", Kind.D2H),
         ("gpu_memcpy", "Memcpy DtoD (Device -> Device)", "nccl:all_gather", Kind.D2D),
-        ("gpu_memcpy", "Memcpy PtoP (Device -> Device)", "", Kind.P2P),
+        # between devices; a transfer between ranks where a collective made it
+        ("gpu_memcpy", "Memcpy PtoP (Device -> Device)", "", Kind.D2D),
+        ("gpu_memcpy", "Memcpy PtoP (Device -> Device)", "nccl:coalesced", Kind.D2D),
+        ("gpu_memcpy", "Memcpy PtoP (Device -> Device)", "c10d::send", Kind.P2P),
         ("gpu_memcpy", "Memcpy PtoP (Device -> Device)", "c10d::_allgather_base_", Kind.ALL_GATHER),
         ("gpu_memcpy", "CopyHostToDevice", "", Kind.H2D),  # ROCm
+        ("gpu_memcpy", "CopyDeviceToDevice", "", Kind.D2D),
+        ("gpu_memcpy", "Memcpy M2D (MEMORY(Unknown) -> DEVICE)", "", Kind.H2D),  # XPU
+        ("gpu_memcpy", "Memcpy D2M(DEVICE -> MEMORY)", "", Kind.D2H),
+        ("gpu_memcpy", "Memcpy H2S(HOST -> SHARED)", "", Kind.H2D),
+        ("gpu_memcpy", "Memcpy S2H(SHARED -> HOST)", "", Kind.D2H),
+        ("gpu_memcpy", "Memcpy D2D(DEVICE -> DEVICE)", "", Kind.D2D),
+        ("gpu_memcpy", "Memcpy D2S(DEVICE -> SHARED)", "", Kind.D2D),
+        ("gpu_memcpy", "Memcpy M2H(MEMORY -> HOST)", "", Kind.HOST),
         ("gpu_memset", "Memset (Device)", "", Kind.MEMSET),
     ],
 )
@@ -153,6 +201,11 @@ def test_work_on_the_cpu(name: str, works: bool) -> None:
         ("all_reduce_barrier", Kind.ALL_REDUCE),
         ("c10d::broadcast_", Kind.BROADCAST),
         ("c10d::recv_", Kind.P2P),
+        ("c10d::reduce_", Kind.P2P),
+        ("gloo:reduce", Kind.P2P),
+        ("_reduce_oop", Kind.P2P),
+        ("_reduce_scatter_base", Kind.REDUCE_SCATTER),
+        ("symm_mem::one_shot_all_reduce", Kind.ALL_REDUCE),
         ("record_param_comms", None),
         ("c10d::barrier", None),
     ],
@@ -193,6 +246,7 @@ def test_emulated_links() -> None:
     ("pattern", "words"),
     [
         (classify._COLLECTIVE_KERNEL, classify._COLLECTIVE_WORDS),
+        (classify._WAITING_KERNEL, classify._WAITING_WORDS),
         (classify._OPTIMIZER_KERNEL, classify._OPTIMIZER_WORDS),
     ],
 )

@@ -64,6 +64,7 @@ def test_what_a_kernel_says_of_itself(tmp_path: Path) -> None:
         ("all_to_allv", 0.75),
         ("broadcast", 1.0),
         ("send", 1.0),
+        ("reduce", 1.0),
     ],
 )
 def test_bus_bandwidth_has_the_factors_of_nccl_tests(tmp_path: Path, collective: str, factor: float) -> None:
@@ -215,6 +216,8 @@ def test_a_transfer_of_the_copy_engine(tmp_path: Path) -> None:
         op("c10d::_allgather_base_", 0, 5),
         *launched("gpu_memcpy", "Memcpy PtoP (Device -> Device)", 1, 20, 10, correlation=1, bytes=64),
         span("kernel", "sgemm", 40, 10, process=0, thread=7),
+        # between the devices of one process
+        *launched("gpu_memcpy", "Memcpy PtoP (Device -> Device)", 30, 60, 10, correlation=2, bytes=32),
     ]
     assert opened(tmp_path, events).collectives.select(pl.col("kind").cast(pl.String), "bytes").rows() == [
         ("all_gather", 64)

@@ -92,6 +92,8 @@ def test_when_a_collective_ran(times: dict[str, Any], expected: tuple[int, int])
         ("nccl:reduce_scatter_tensor_coalesced", False, "reduce_scatter"),
         ("nccl:all_to_all", False, "all_to_all"),
         ("nccl:broadcast", False, "broadcast"),
+        ("nccl:reduce", False, "p2p"),
+        ("nccl:_reduce_oop", False, "p2p"),
         ("nccl:send 0->3", True, "p2p"),
         ("nccl:recv 3<-0", True, "p2p"),
         ("nccl:coalesced", True, "p2p"),

@@ -31,24 +31,45 @@ _COLLECTIVES = (
     ("recv", Kind.P2P),
     ("gather", Kind.P2P),  # to or from one rank
     ("scatter", Kind.P2P),
-    ("reduce", Kind.ALL_REDUCE),
+    ("reduce", Kind.P2P),
 )
 # NCCL: ncclAllReduceRingLLKernel_sum_f32 (2.4), ncclKernel_… (2.12), ncclDevKernel_… (2.19), ncclSymk… (2.27); RCCL
-# and MSCCL; torch's symmetric memory (multimem_…, one_shot_…, two_shot_…); vLLM's and SGLang's own; DeepEP
+# and MSCCL; torch's symmetric memory (multimem_…, one_shot_…, two_shot_…, put_signal_kernel); vLLM's and SGLang's own;
+# DeepEP, whose get_dispatch_layout only counts; TransformerEngine's (k)userbuffers_…; NVSHMEM and ROC SHMEM
 _COLLECTIVE_KERNEL = re.compile(
-    r"nccl\w*kernel|ncclsymk|rccl|msccl|multimem_|(?:one|two)_shot_|cross_device_reduce|deep_ep::"
+    r"nccl\w*kernel|ncclsymk|rccl|msccl|multimem_|(?:one|two)_shot_|cross_device_reduce"
+    r"|deep_ep::(?!(?:\w+::)*get_dispatch_layout)|userbuffers_|put_signal_kernel|(?:nv|roc)shmem|_on_stream_kernel"
     r"|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all"
+)
+# torch's, DeepEP's and shared memory's that only wait for their peers
+_WAITING_KERNEL = re.compile(
+    r"\b(?:barrier|wait_signal)_kernel|deep_ep::\w+::barrier|shmem\w*_(?:barrier|sync|quiet|wait)"
+    r"|(?:barrier|barrier_all|sync|sync_all|quiet|wait_until\w*)_on_stream_kernel"
+)
+# collectives that a library calls by names of its own
+_OWN_NAMES = (
+    (re.compile(r"userbuffers_\w*_(?:ag(?![a-z])|allgather)"), Kind.ALL_GATHER),  # …_fp16_sum_inplace_gpu_rw_ag
+    (re.compile(r"userbuffers_\w*_rs(?![a-z])"), Kind.REDUCE_SCATTER),
+    (re.compile(r"userbuffers_\w*sum"), Kind.ALL_REDUCE),
+    (re.compile(r"(?:\b|shmem\w*_)f?collect\w*_on_stream_kernel"), Kind.ALL_GATHER),
+    # to all: shared memory has no reduce to one
+    (re.compile(r"(?:\b|shmem\w*_)(?:rdxn|reduce(?!_?scatter))\w*_on_stream_kernel"), Kind.ALL_REDUCE),
 )
 # Patterns of kernels are of small letters, and one of the words is in whatever they match: kernels' names are long, and
 # looking for words is fast.
-_COLLECTIVE_WORDS = ("ccl", "multimem", "_shot_", "deep_ep", "reduce", "gather", "toall", "to_all")
+_COLLECTIVE_WORDS = (
+    *("ccl", "multimem", "_shot_", "deep_ep", "reduce", "gather", "toall", "to_all"),
+    *("userbuffers", "_signal_kernel", "shmem", "_on_stream_kernel"),
+)
+_WAITING_WORDS = ("barrier", "_signal_kernel", "shmem", "_on_stream_kernel")
 _NO_LETTER = re.compile(r"[^a-z0-9]")
 _COPIES = (
-    (re.compile(r"Hto[DA]|HostTo(?:Device|Array)|H2D", re.IGNORECASE), Kind.H2D),
-    (re.compile(r"[DA]toH|(?:Device|Array)ToHost|D2H", re.IGNORECASE), Kind.D2H),
-    (re.compile(r"PtoP|PeerToPeer|P2P", re.IGNORECASE), Kind.P2P),
-    (re.compile(r"HtoH|HostToHost", re.IGNORECASE), Kind.HOST),
+    # XPU's M is pageable memory, its S shared with the device
+    (re.compile(r"Hto[DA]|HostTo(?:Device|Array)|[HM]2[DS]", re.IGNORECASE), Kind.H2D),
+    (re.compile(r"[DA]toH|(?:Device|Array)ToHost|[DS]2[HM]", re.IGNORECASE), Kind.D2H),
+    (re.compile(r"HtoH|HostToHost|[HM]2[HM]", re.IGNORECASE), Kind.HOST),
 )
+_PEER_COPY = re.compile(r"PtoP|PeerToPeer|P2P", re.IGNORECASE)
 # namespaces of operators that only hold others, or that hand work to someone else
 _HOLDS_OTHERS = re.compile(
     r"^(?:autograd::|torch::autograd::|torch::distributed::|c10d|_c10d_functional|_dtensor::|profiler::|prim::"
@@ -76,6 +97,11 @@ def is_collective_kernel(name: str) -> bool:
     return _is_kernel(name, _COLLECTIVE_WORDS, _COLLECTIVE_KERNEL) and not name.startswith("triton_")
 
 
+def is_peer_copy(category: str, name: str) -> bool:
+    """True for a copy from one device to another: a transfer between ranks where a collective made it."""
+    return category == "gpu_memcpy" and _PEER_COPY.search(name) is not None
+
+
 def link_kind(name: str) -> Kind | None:
     """The kind of a range ``fsdpviz::<collective or copy> (unit)``: a transfer over an emulated link."""
     label = parse_label(name)
@@ -95,12 +121,20 @@ def device_kind(category: str, name: str, collective: str, parent: str) -> Kind:
     if category == "gpu_memset":
         return Kind.MEMSET
     if category == "gpu_memcpy":
-        copy = next((kind for pattern, kind in _COPIES if pattern.search(name)), Kind.D2D)
-        # a copy engine gathers by copying from its peers
-        return (collective_in(parent) or copy) if copy is Kind.P2P else copy
+        if is_peer_copy(category, name):  # a copy engine gathers by copying from its peers
+            return collective_in(parent) or Kind.D2D
+        return next((kind for pattern, kind in _COPIES if pattern.search(name)), Kind.D2D)
+    if _is_kernel(name, _WAITING_WORDS, _WAITING_KERNEL):
+        return Kind.WAIT
     if not is_collective_kernel(name):
         return Kind.COMPUTE
-    return collective_in(parent) or collective_in(collective) or _first_collective(name) or Kind.P2P
+    return collective_in(parent) or collective_in(collective) or _collective_of_kernel(name)
+
+
+def _collective_of_kernel(name: str) -> Kind:
+    small = name.lower()
+    own = (kind for pattern, kind in _OWN_NAMES if pattern.search(small))
+    return next(own, None) or _first_collective(name) or Kind.P2P
 
 
 def host_kind(category: str, name: str) -> Kind | None:

@@ -24,6 +24,7 @@ from .classify import (
     is_cpu_work,
     is_launch,
     is_optimizer_kernel,
+    is_peer_copy,
     is_wait_argument,
     link_bytes,
     link_kind,
@@ -304,7 +305,8 @@ class _Rank:
 
     def _decide_collectives_of_device(self) -> None:
         """Collectives by the range or operator that launched them, then their arguments, then their name."""
-        rows = (_COMMUNICATES[self.kind] & self.rows.runs_on_device).nonzero()[0].tolist()
+        asked = self.rows.runs_on_device & (_COMMUNICATES[self.kind] | self.rows.decided(is_peer_copy))
+        rows = asked.nonzero()[0].tolist()
         if not rows:
             return
         nccl = self._windows_of(self._rows_named(_NCCL))
