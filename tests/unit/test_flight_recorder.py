@@ -124,6 +124,48 @@ def test_bytes_are_the_larger_side_and_types_are_named() -> None:
     ]
 
 
+def test_an_all_to_all_is_as_large_as_what_it_sends() -> None:
+    uneven = {"input_sizes": [[100]], "output_sizes": [[300]]}
+    found = spans(
+        entry("nccl:all_to_all", created=1, **uneven),
+        entry("nccl:all_reduce", created=2, **uneven),
+        entry("nccl:all_to_all", created=3, input_sizes=[], output_sizes=[[300]]),
+    )
+    assert found["bytes"].to_list() == [400, 1200, None]
+
+
+def test_each_tensor_has_a_type_of_its_own() -> None:
+    """40 floats and 80 bf16 numbers are 320 bytes; a type that is not known leaves their sum unknown."""
+    coalesced = {"input_sizes": [[10], [20]], "output_sizes": [[40], [80]]}
+    found = spans(
+        *(
+            entry("nccl:allgather_into_tensor_coalesced", number, input_dtypes=types, output_dtypes=types, **coalesced)
+            for number, types in enumerate(
+                (["Float", "BFloat16"], ["Float", "Float"], ["Float", "Mystery"], "Float", ["Float"]), start=1
+            )
+        )
+    )
+    assert found.select("bytes", "dtype").rows() == [
+        (320, None),
+        (480, "float32"),
+        (None, None),
+        (480, "float32"),  # as version 1 has it
+        (480, "float32"),
+    ]
+
+
+def test_sizes_that_are_shared_keep_their_own_types() -> None:
+    """In a pickle two entries may share a list."""
+    sizes = [[8]]
+    found = spans(
+        *(
+            entry(created=number, input_sizes=sizes, output_sizes=sizes, input_dtypes=[one], output_dtypes=[one])
+            for number, one in enumerate(("Float", "Half"), start=1)
+        )
+    )
+    assert found["bytes"].to_list() == [32, 16]
+
+
 def test_groups_lanes_and_sequence_numbers() -> None:
     part = part_of(
         dump(

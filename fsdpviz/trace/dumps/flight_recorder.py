@@ -98,7 +98,7 @@ def part_of(content: Mapping[Any, Any], name: str, notes: Sequence[Note] = ()) -
     notes = [*notes]
     entries = content.get("entries")
     rows = entries if isinstance(entries, list) else []
-    sizes: dict[int, Size] = {}
+    sizes: dict[tuple[int, int], Size] = {}
     found = [one for entry in rows if (one := _collective(entry, sizes)) is not None]
     if len(found) < len(rows):
         notes.append(Note("entries of the flight recorder without a time or a name, left out", len(rows) - len(found)))
@@ -121,7 +121,7 @@ def part_of(content: Mapping[Any, Any], name: str, notes: Sequence[Note] = ()) -
 # -- one entry
 
 
-def _collective(entry: Any, sizes: dict[int, Size]) -> Collective | None:
+def _collective(entry: Any, sizes: dict[tuple[int, int], Size]) -> Collective | None:
     if not isinstance(entry, dict):
         return None
     name, created_ns = entry.get("profiling_name"), _time(entry.get("time_created_ns"))
@@ -130,10 +130,11 @@ def _collective(entry: Any, sizes: dict[int, Size]) -> Collective | None:
     is_p2p = entry.get("is_p2p") is True
     duration_ms = entry.get("duration_ms")
     duration_ns = round(duration_ms * 1e6) if isinstance(duration_ms, int | float) and 0 <= duration_ms < 1e12 else None
-    payload_bytes, dtype = _payload(entry, sizes)
+    kind = _kind(name, is_p2p)
+    payload_bytes, dtype = _payload(kind, entry, sizes)
     return Collective(
         name=name,
-        kind=_kind(name, is_p2p),
+        kind=kind,
         group=_group_name(entry),
         group_id=_text(entry.get("pg_id")),
         sequence=_integer(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id", entry.get("seq_id"))),
@@ -153,35 +154,40 @@ def _kind(name: str, is_p2p: bool) -> Kind:
     return collective_in(name) or (Kind.P2P if is_p2p else Kind.WAIT if "barrier" in name else Kind.HOST)
 
 
-def _payload(entry: Mapping[Any, Any], known: dict[int, Size]) -> Size:
-    """The full size in bytes (all inputs or all outputs, whichever is more) and the element type.
+def _payload(kind: Kind, entry: Mapping[Any, Any], known: dict[tuple[int, int], Size]) -> Size:
+    """The full size in bytes (all inputs or all outputs, whichever is more; of an all-to-all its inputs), and the type.
 
-    ``known`` is by the sizes' identity: in a pickle a million entries may share one list.
+    ``known`` is by the identity of sizes and types: in a pickle a million entries may share one list.
     """
-    sides = [(entry.get(f"{side}_sizes"), entry.get(f"{side}_dtypes")) for side in ("input", "output")]
-    totals = []
-    dtype = None
-    for sizes, dtypes in sides:
-        key = id(sizes)
+    sides = []
+    for side in ("input", "output"):
+        sizes, dtypes = entry.get(f"{side}_sizes"), entry.get(f"{side}_dtypes")
+        key = id(sizes), id(dtypes)
         if key not in known:
             known[key] = _side(sizes, dtypes)
-        total, named = known[key]
-        dtype = dtype or named
-        totals.append(total)
-    sizes_known = [total for total in totals if total is not None]
-    return (max(sizes_known) if sizes_known else None), dtype
+        sides.append(known[key])
+    dtype = sides[0][1] or sides[1][1]
+    counted = sides[:1] if kind is Kind.ALL_TO_ALL else sides
+    return max((total for total, _ in counted if total is not None), default=None), dtype
 
 
 def _side(sizes: Any, dtypes: Any) -> Size:
+    """Of all tensors of one side together; no element type where they differ."""
     if not isinstance(sizes, list | tuple) or not sizes:
         return None, None
-    named = [*dtypes[:1]] if isinstance(dtypes, list | tuple) else [dtypes]  # version 1: one type, no list
-    dtype = next((dtype_named(text) for text in named if isinstance(text, str)), None)
-    shapes = sizes[:_MAX_TENSORS]
-    if dtype is None or not all(_is_shape(shape) for shape in shapes) or len(sizes) > _MAX_TENSORS:
+    # version 1 has one type for all, no list
+    named = [dtype_named(text) if isinstance(text, str) else None for text in _listed(dtypes)]
+    dtype = named[0] if len(set(named)) == 1 else None
+    if len(sizes) > _MAX_TENSORS or not all(map(_is_shape, sizes)):
         return None, dtype
-    total = sum(prod(shape) for shape in shapes) * ITEM_BYTES_OF[dtype]
-    return (total if total < 2**62 else None), dtype
+    types = named * len(sizes) if len(named) == 1 else named
+    totals = [prod(shape) * ITEM_BYTES_OF[one] for shape, one in zip(sizes, types, strict=False) if one]
+    is_known = len(totals) == len(sizes) and sum(totals) < 2**62
+    return (sum(totals) if is_known else None), dtype
+
+
+def _listed(value: Any) -> list[Any]:
+    return [*value[:_MAX_TENSORS]] if isinstance(value, list | tuple) else [value]
 
 
 def _is_shape(shape: Any) -> bool:
