@@ -262,6 +262,84 @@ def test_gloo_reduce_scatter_is_told_from_all_reduce_by_its_issuer(tmp_path: Pat
     assert whats(trace) == ["gloo ranges whose issuing operator is not in the file"]
 
 
+def sending(name: str, start: float, *shapes: list[int]) -> dict[str, Any]:
+    return mark(name, start, 5, thread=GLOO, **{"Input Dims": shapes, "Input type": ["float"] * len(shapes)})
+
+
+def listing(name: str, start: float, *shapes: list[int]) -> dict[str, Any]:
+    return op(name, start, 1, **{"Input Dims": [shapes, []], "Input type": ["TensorList", ""]})
+
+
+def joined(tmp_path: Path, events: list[dict[str, Any]]) -> list[tuple[str, int | None, int | None]]:
+    """Kind, bytes and time of issue of gloo's ranges, in the order of their starts."""
+    spans = opened(tmp_path, events).spans.filter(pl.col("name").str.starts_with("gloo:")).sort("start_ns")
+    return spans.select(pl.col("kind").cast(pl.String), "bytes", "issued_ns").rows()
+
+
+def test_gloo_moves_all_tensors_of_a_list_and_a_number_is_one_element(tmp_path: Path) -> None:
+    events = [
+        listing("c10d::allreduce_coalesced_", 10, [3], [4]),
+        sending("gloo:all_reduce", 15, [3], [4]),  # 7 floats
+        listing("c10d::allreduce_", 110, []),
+        sending("gloo:all_reduce", 115, []),
+        listing("c10d::reduce_", 210, [9]),
+        sending("gloo:reduce", 215, [9]),
+        issue("c10d::alltoall_base_", 310, [[300], [100]]),
+        sending("gloo:all_to_all", 315, [100]),
+        listing("c10d::scatter_", 410, [4]),
+        sending("gloo:scatter", 415, [4], [4]),  # the root's: a tensor for each rank
+    ]
+    assert joined(tmp_path, events) == [
+        ("all_reduce", 28, 10_000),
+        ("all_reduce", 4, 110_000),
+        ("p2p", 36, 210_000),
+        ("all_to_all", 400, 310_000),
+        ("p2p", 32, 410_000),
+    ]
+
+
+def test_a_reduce_scatter_of_several_tensors_is_several_ranges(tmp_path: Path) -> None:
+    lists = {"Input Dims": [[[8], [10]], [[16], [20]], []], "Input type": ["TensorList", "TensorList", ""]}
+    events = [
+        op("c10d::reduce_scatter_tensor_coalesced_", 10, 1, **lists),
+        sending("gloo:all_reduce", 15, [16]),
+        sending("gloo:all_reduce", 16, [20]),
+        *(
+            event
+            for start in (100, 200)  # from a list of 7 floats for each of two ranks, which is not shown
+            for event in (
+                listing("c10d::reduce_scatter_", start, [7]),
+                sending("gloo:all_reduce", start + 2, [7]),
+                sending("gloo:all_reduce", start + 3, [7]),
+            )
+        ),
+        listing("c10d::allreduce_", 300, [7]),
+        sending("gloo:all_reduce", 302, [7]),
+    ]
+    assert joined(tmp_path, events) == [
+        ("reduce_scatter", 64, 10_000),
+        ("reduce_scatter", 80, 10_000),
+        *[("reduce_scatter", 28, 100_000)] * 2,
+        *[("reduce_scatter", 28, 200_000)] * 2,
+        ("all_reduce", 28, 300_000),
+    ]
+
+
+def test_an_operator_without_a_range_is_left_over(tmp_path: Path) -> None:
+    """Those at 10 and 120 ran elsewhere, and gloo's queue is long at 200: what is issued first runs first."""
+    events = [
+        listing("c10d::allreduce_", 10, [7]),
+        listing("c10d::allreduce_", 110, [7]),
+        sending("gloo:all_reduce", 115, [7]),
+        listing("c10d::allreduce_coalesced_", 120, [8]),
+        mark("gloo:all_reduce", 130, 5, thread=GLOO),  # of a size that nobody knows
+        *(listing("c10d::allreduce_", start, [7]) for start in (200, 202, 204)),
+        *(sending("gloo:all_reduce", start, [7]) for start in (210, 220, 230)),
+    ]
+    issued = [issued_ns for _, _, issued_ns in joined(tmp_path, events)]
+    assert issued == [110_000, 120_000, 200_000, 202_000, 204_000]
+
+
 def test_a_gather_into_a_list_is_as_large_as_its_group(tmp_path: Path) -> None:
     """FSDP1 on CPU gathers into a list of tensors: the operator then shows the shard, 20 floats, and no output."""
     listed = op("c10d::allgather_", 0, 1, **{"Input Dims": [[], [[20]]], "Input type": ["", "TensorList"]})

@@ -72,6 +72,48 @@ def test_bus_bandwidth_has_the_factors_of_nccl_tests(tmp_path: Path, collective:
     assert opened(tmp_path, events).collectives["busbw_gbps"][0] == pytest.approx(0.8 * factor)
 
 
+def test_an_all_to_all_is_as_large_as_what_it_sends(tmp_path: Path) -> None:
+    """100 floats to the others, 300 from them: 400 bytes by the arguments, by the operator, or by the range in it."""
+    operator = {"Input Dims": [[300], [100]], "Input type": ["float", "float"]}
+    events = [
+        *launched("kernel", NCCL, 1, 20, 10, correlation=1, **said("all_to_allv", 100, 300, dtype="Float")),
+        op("c10d::alltoall_base_", 30, 5, **operator),
+        *launched("kernel", NCCL, 31, 40, 10, correlation=2),
+        op("c10d::alltoall_base_", 60, 9, **operator),
+        mark("nccl:all_to_all", 61, 5, **{"Input Dims": [[100]], "Input type": ["float"]}),
+        *launched("kernel", NCCL, 62, 80, 10, correlation=3),
+    ]
+    assert opened(tmp_path, events).collectives["bytes"].to_list() == [400, 400, 400]
+
+
+def test_a_collective_of_several_tensors_is_as_large_as_all_of_them(tmp_path: Path) -> None:
+    """40 floats and 80 bf16 numbers, gathered from four shards: 40 × 4 + 80 × 2 bytes, of no one type."""
+    lists = {"Input Dims": [[[40], [80]], [[10], [20]]], "Input type": ["TensorList", "TensorList"]}
+    own = {"Input Dims": [[10], [20]], "Input type": ["float", "c10::BFloat16"]}
+    events = [
+        op("c10d::allgather_into_tensor_coalesced_", 0, 9, **lists),
+        mark("nccl:allgather_into_tensor_coalesced", 1, 5, **own),
+        *launched("kernel", NCCL, 2, 20, 10, correlation=1),
+    ]
+    assert opened(tmp_path, events).collectives.select("bytes", "dtype", "group_size").rows() == [(320, None, 4)]
+
+
+@pytest.mark.parametrize("namespace", ["_c10d_functional", "c10d_functional"])  # the latter in torch 2.1 to 2.3
+def test_functional_operators_tell_type_and_size(tmp_path: Path, namespace: str) -> None:
+    """All have 256 bf16 numbers of input: the whole, save of an all-gather from four ranks."""
+    shapes = {"Input Dims": [[256], []], "Input type": ["c10::BFloat16", ""]}
+    events = [
+        event
+        for at, name in ((0, "all_reduce"), (100, "reduce_scatter_tensor"), (200, "all_gather_into_tensor"))
+        for event in (
+            op(f"{namespace}::{name}", at, 5, **shapes),
+            *launched("kernel", NCCL, at + 1, at + 20, 10, correlation=at),
+        )
+    ]
+    rows = opened(tmp_path, events, distributedInfo={"rank": 0, "pg_config": GROUPS[:1]}).collectives
+    assert rows.select("bytes", "dtype").rows() == [(512, "bfloat16"), (512, "bfloat16"), (2048, "bfloat16")]
+
+
 def test_the_call_that_launched_a_kernel_speaks_for_it(tmp_path: Path) -> None:
     events = [
         op("record_param_comms", 0, 5, **said("reduce_scatter", 4000, 1000, Seq=3)),
@@ -208,7 +250,22 @@ def test_element_types_in_every_spelling() -> None:
     spelled = {"c10::BFloat16": "bfloat16", "Half": "float16", "long int": "int64", "Float": "float32", "Byte": "uint8"}
     assert {text: dtype_named(text) for text in spelled} == spelled
     assert dtype_named("TensorList") is None
+    # as torch 2.13 writes them
+    narrow = ["c10::Float8_e4m3fnuz", "c10::Float8_e5m2fnuz", "c10::Float8_e8m0fnu", "c10::Float4_e2m1fn_x2"]
+    wide = {"short unsigned int": 2, "c10::complex<c10::Half>": 4, "long unsigned int": 8, "c10::complex<double>": 16}
+    spelled_bytes = dict.fromkeys(narrow, 1) | wide
+    assert {text: ITEM_BYTES_OF[dtype_named(text) or ""] for text in spelled_bytes} == spelled_bytes
     assert (ITEM_BYTES_OF["bfloat16"], ITEM_BYTES_OF["float8_e4m3"], ITEM_BYTES_OF["complex64"]) == (2, 1, 8)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "payload"),
+    [("Float8_e4m3fnuz", 1000), ("UInt16", 2000), ("ComplexHalf", 4000), ("ComplexDouble", 16000), ("Mystery", None)],
+)
+def test_bytes_are_known_of_every_type_that_is(tmp_path: Path, dtype: str, payload: int | None) -> None:
+    events = launched("kernel", NCCL, 1, 20, 10, correlation=1, **said("allreduce", 1000, 1000, dtype=dtype))
+    row = opened(tmp_path, events).collectives.row(0, named=True)
+    assert (row["bytes"], row["dtype"] is None) == (payload, payload is None)
 
 
 def test_a_transfer_of_the_copy_engine(tmp_path: Path) -> None:
@@ -278,6 +335,15 @@ def test_ddp_on_two_gpus() -> None:
     assert rows["group_ranks"].to_list() == [[0, 1]] * 21
     first = rows.filter(pl.col("kind") == "all_reduce").row(0, named=True)
     assert first["busbw_gbps"] == pytest.approx(first["bytes"] / first["duration_ns"])  # 2(n − 1)/n = 1 for two
+
+
+@pytest.mark.skipif(not KINETO.is_dir(), reason="needs ../shared/traces")
+def test_an_uneven_all_to_all_on_eight_gpus() -> None:
+    """By hand from the file: ``c10d::alltoall_base_`` of int, output [13312] and input [3392]."""
+    rows = open_trace(KINETO / "dlrm_8xV100_rank3.json.gz").collectives
+    uneven = rows.filter((pl.col("kind") == "all_to_all") & (pl.col("bytes") == 3392 * 4))
+    assert uneven["dtype"].to_list() == ["int32"]
+    assert 13312 * 4 not in rows["bytes"].to_list()
 
 
 @pytest.mark.skipif(not KINETO.is_dir(), reason="needs ../shared/traces")

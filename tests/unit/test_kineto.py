@@ -214,7 +214,27 @@ def test_tensor_sizes_of_communicating_operators(tmp_path: Path) -> None:
     events = [mark("gloo:all_reduce", 1, 1, **dims), op("aten::mm", 1, 1, **dims)]
     tensors = read_recording(write_trace(tmp_path / "t.json", events)).tensors
     assert list(tensors) == [0]
-    assert (tensors[0].elements, tensors[0].item_bytes) == ((32, 11), 2)
+    assert (tensors[0].elements, tensors[0].dtypes) == ((32, 11), ("float16", None))
+
+
+@pytest.mark.parametrize(
+    ("dims", "types", "elements", "total_bytes"),
+    [
+        # a tensor without sizes is one number; without a type it is no tensor
+        ([[], []], ["float", ""], (1,), 4),
+        ([[], [], []], ["Scalar", "Int", "Bool"], (), None),  # numbers; 2020's have tags like types
+        ([[[], [3]], []], ["TensorList", ""], (4,), None),
+        ([[], [[5]]], ["", "TensorList"], (5,), None),
+        ([[0], [7]], ["float", "float"], (0, 7), 28),
+        ([[3], [4]], ["float", "c10::BFloat16"], (3, 4), 20),
+        ([[3], [4]], ["float"], (3, 4), None),  # one type of two
+        ([[], [2, 3]], [], (6,), None),
+    ],
+)
+def test_elements_of_tensors(tmp_path: Path, dims: Any, types: Any, elements: Any, total_bytes: int | None) -> None:
+    event = mark("gloo:all_reduce", 1, 1, **{"Input Dims": dims, "Input type": types})
+    (tensors,) = read_recording(write_trace(tmp_path / "t.json", [event])).tensors.values()
+    assert (tensors.elements, tensors.total_bytes) == (elements, total_bytes)
 
 
 @pytest.mark.parametrize(

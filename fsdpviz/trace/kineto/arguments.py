@@ -5,13 +5,15 @@ operator's tensor sizes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Any
 
 import msgspec
 
-from ..meaning.dtypes import dtype_named
+from ...base.kinds import Kind
+from ..meaning.classify import collective_in
+from ..meaning.dtypes import ITEM_BYTES_OF, dtype_named
 from ..meaning.groups import ranks_in
 
 ABSENT = msgspec.Raw(b"")
@@ -44,18 +46,32 @@ NO_ARGS = Args()
 
 @dataclass(frozen=True)
 class Tensors:
-    """Sizes of an operator's tensor arguments: elements of each (a list of tensors counts as one), bytes an
-    element.
+    """Sizes of the tensor arguments of an operator or a range: elements of each tensor in each argument (one, or a list
+    of them), and each argument's element type.
     """
 
-    elements: tuple[int, ...]
-    item_bytes: int | None
-    dtype: str | None = None  # as table.DTYPE spells it
+    sizes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[str | None, ...]  # as table.DTYPE spells them; None where not recorded, as for a list
+
+    @cached_property
+    def elements(self) -> tuple[int, ...]:
+        """Of each argument; a list counts as one."""
+        return tuple(map(sum, self.sizes))
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Of all arguments together; None where one has no known type, or where there is none."""
+        sizes = [ITEM_BYTES_OF[dtype] for dtype in self.dtypes if dtype]
+        if not sizes or len(sizes) < len(self.elements):
+            return None
+        return sum(elements * size for elements, size in zip(self.elements, sizes, strict=True))
 
 
 @dataclass(frozen=True)
 class Message:
-    """What a collective's own arguments say; ``payload_bytes`` is the larger of its two messages."""
+    """What a collective's own arguments say; ``payload_bytes`` is the larger of its two messages, or what an all-to-all
+    sends.
+    """
 
     collective: str
     payload_bytes: int | None
@@ -86,13 +102,13 @@ def message_of(arg: Args) -> Message | None:
     """None for arguments that are not a collective's."""
     if arg.collective is None and arg.group is None:
         return None
-    sizes = [size for size in (integer_of(arg.elements_in), integer_of(arg.elements_out)) if size is not None]
-    item_bytes = ITEM_BYTES.get((text_of(arg.dtype) or "").lower())
+    collective, dtype = text_of(arg.collective) or "", dtype_named(text_of(arg.dtype))
+    elements = _message_elements(collective, integer_of(arg.elements_in), integer_of(arg.elements_out))
     return Message(
-        text_of(arg.collective) or "",
-        max(sizes) * item_bytes if sizes and item_bytes else None,
+        collective,
+        elements * ITEM_BYTES_OF[dtype] if elements is not None and dtype else None,
         text_of(arg.group) or None,
-        dtype_named(text_of(arg.dtype)),
+        dtype,
         text_of(arg.group_description) or None,
         size_of(arg.group_size),
         _ranks_in_text(arg.group_ranks) if type(arg.group_ranks) is str else ranks_in(arg.group_ranks),
@@ -100,6 +116,13 @@ def message_of(arg: Args) -> Message | None:
     )
 
 
+def _message_elements(collective: str, sent: int | None, received: int | None) -> int | None:
+    if _names_one(collective) is Kind.ALL_TO_ALL:
+        return sent
+    return max((size for size in (sent, received) if size is not None), default=None)
+
+
+_names_one = lru_cache(maxsize=256)(collective_in)  # a file names few
 # each collective of a group repeats its ranks
 _ranks_in_text = lru_cache(maxsize=64)(ranks_in)
 
@@ -116,25 +139,23 @@ def _tensors(dims_text: bytes, types_text: bytes) -> Tensors | None:
     types = msgspec.json.decode(types_text) if types_text else []
     if not isinstance(dims, list) or not isinstance(types, list):
         return None
-    elements = tuple(size for shape in dims if (size := _elements(shape)))
-    named = [kind for kind in types if isinstance(kind, str) and kind.lower() in ITEM_BYTES]
-    return Tensors(elements, ITEM_BYTES[named[0].lower()], dtype_named(named[0])) if named else Tensors(elements, None)
+    dtypes = [_dtype(text) for text in (types + [""] * len(dims))[: len(dims)]]
+    pairs = [(_sizes(shape, dtype is not None), dtype) for shape, dtype in zip(dims, dtypes, strict=True)]
+    return Tensors(tuple(sizes for sizes, _ in pairs if sizes), tuple(dtype for sizes, dtype in pairs if sizes))
 
 
-def _elements(shape: Any) -> int:
-    """Elements of one tensor, or of a list of tensors together; 0 for whatever has no shape."""
-    if not isinstance(shape, list) or not shape:
-        return 0
+def _dtype(text: Any) -> str | None:
+    """The element type of a tensor: C++'s name, in small letters. A mere number has a capital ("Int", "Scalar")."""
+    return dtype_named(text) if isinstance(text, str) and text[:1].islower() else None
+
+
+def _sizes(shape: Any, is_tensor: bool) -> tuple[int, ...]:
+    """Elements of one tensor, or of each in a list of them; none for whatever is neither.
+
+    A shape without sizes is one element, where anything says that it is a tensor's: a type, or the list it is in.
+    """
+    if not isinstance(shape, list) or not (shape or is_tensor):
+        return ()
     if all(isinstance(size, int) for size in shape):
-        return prod(shape)
-    return sum(_elements(inner) for inner in shape if isinstance(inner, list))
-
-
-# how operators ("c10::Half") and NCCL's own arguments ("Half") spell the types, in small letters
-ITEM_BYTES = {
-    **dict.fromkeys(("double", "long", "long int", "c10::complex<float>", "unsigned long"), 8),
-    **dict.fromkeys(("float", "int", "unsigned int", "c10::complex<c10::half>"), 4),
-    **dict.fromkeys(("half", "c10::half", "bfloat16", "c10::bfloat16", "short", "short int"), 2),
-    **dict.fromkeys(("byte", "char", "unsigned char", "signed char", "bool"), 1),
-    **dict.fromkeys(("c10::float8_e4m3fn", "c10::float8_e5m2", "float8_e4m3fn", "float8_e5m2"), 1),
-}
+        return (prod(shape),)
+    return tuple(sum(_sizes(inner, True)) for inner in shape)

@@ -28,7 +28,7 @@ _CATEGORIES_OF_2020 = {
     "Memset": "gpu_memset",
 }
 # operators whose tensor sizes are needed: they say what a collective carries
-_CARRIES_TENSORS = re.compile(r"^(?:c10d|gloo|nccl|fsdpviz|_c10d_functional|symm_mem|vllm)::?")
+_CARRIES_TENSORS = re.compile(r"^(?:c10d|_?c10d_functional|gloo|nccl|fsdpviz|symm_mem|vllm)::?")
 _PROFILER_MARKS = ("Iteration Start", "Record Window End")  # two instants that every file has
 
 

@@ -18,13 +18,13 @@ import polars as pl
 from ...base.errors import TraceError
 from ..reading.progress import Progress
 from ..table import Note, Tally, summed
-from .arguments import ITEM_BYTES, NO_NUMBER, Message, Tensors, integer_of
+from .arguments import NO_NUMBER, Message, Tensors, integer_of
 from .blocks import ahead, blocks
 from .columns import Coded, ColumnBuilder
 from .events import EventReader
 from .scanner import scanner_of
 
-__all__ = ["EVENT_SCHEMA", "ITEM_BYTES", "Message", "Recording", "Tensors", "read_recording"]
+__all__ = ["EVENT_SCHEMA", "Message", "Recording", "Tensors", "read_recording"]
 
 EVENT_SCHEMA: dict[str, Any] = {
     "category": pl.String,  # today's spelling: "cpu_op", not 2020's "Operator"

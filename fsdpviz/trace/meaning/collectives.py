@@ -31,8 +31,8 @@ COLLECTIVE_SCHEMA: dict[str, Any] = {
     "start_ns": pl.Int64,
     "duration_ns": pl.Int64,
     "issued_ns": pl.Int64,  # null where the file has no launch
-    "bytes": pl.Int64,  # the full (gathered) size; null where unknown
-    "dtype": DTYPE,
+    "bytes": pl.Int64,  # the full (gathered) size; what an all-to-all sends; null where unknown
+    "dtype": DTYPE,  # null where unknown, or where its tensors have several
     "group": pl.String,  # null where the file names none and more than one would fit
     "group_size": pl.Int32,
     "group_ranks": pl.List(pl.Int32),

@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
-# as operators ("c10::Half", "long int"), NCCL's arguments ("Half"), the flight recorder ("Float") and NCCL's own
-# enumeration ("ncclFloat32") write them, in small letters
-_SPELLINGS = {
-    "float64": ("double", "float64", "ncclfloat64", "ncclDouble"),
-    "float32": ("float", "float32", "ncclfloat32", "ncclFloat"),
-    "float16": ("half", "c10::half", "float16", "ncclfloat16", "ncclHalf"),
-    "bfloat16": ("bfloat16", "c10::bfloat16", "__nv_bfloat16", "ncclbfloat16"),
-    "float8_e4m3": ("float8_e4m3fn", "c10::float8_e4m3fn", "float8_e4m3fnuz", "c10::float8_e4m3fnuz"),
-    "float8_e5m2": ("float8_e5m2", "c10::float8_e5m2", "float8_e5m2fnuz", "c10::float8_e5m2fnuz"),
-    "complex64": ("c10::complex<float>", "complexfloat", "complex64"),
-    "complex128": ("c10::complex<double>", "complexdouble", "complex128"),
-    "int64": ("long", "long int", "int64", "ncclint64"),
-    "int32": ("int", "int32", "ncclint32", "ncclInt"),
-    "int16": ("short", "short int", "int16"),
-    "int8": ("char", "signed char", "int8", "ncclint8"),
-    "uint64": ("unsigned long", "uint64", "ncclUint64"),
-    "uint32": ("unsigned int", "uint32", "ncclUint32"),
-    "uint16": ("unsigned short", "uint16"),
-    "uint8": ("byte", "unsigned char", "uint8", "ncclUint8"),
-    "bool": ("bool",),
+# Bytes of one element, and its spellings, whose case is of no account: those of operators ("c10::Half", "long int";
+# "long" from another compiler), NCCL's arguments ("Half"), the flight recorder ("Float") and NCCL's own enumeration
+# ("ncclFloat32").
+_TYPES: dict[str, tuple[int, tuple[str, ...]]] = {
+    "float64": (8, ("double", "float64", "ncclFloat64", "ncclDouble")),
+    "float32": (4, ("float", "float32", "ncclFloat32", "ncclFloat")),
+    "float16": (2, ("half", "c10::Half", "float16", "ncclFloat16", "ncclHalf")),
+    "bfloat16": (2, ("bfloat16", "c10::BFloat16", "__nv_bfloat16", "ncclBfloat16")),
+    "float8_e4m3": (
+        1,
+        ("Float8_e4m3fn", "c10::Float8_e4m3fn", "Float8_e4m3fnuz", "c10::Float8_e4m3fnuz", "ncclFloat8e4m3"),
+    ),
+    "float8_e5m2": (
+        1,
+        ("Float8_e5m2", "c10::Float8_e5m2", "Float8_e5m2fnuz", "c10::Float8_e5m2fnuz", "ncclFloat8e5m2"),
+    ),
+    "float8_e8m0": (1, ("Float8_e8m0fnu", "c10::Float8_e8m0fnu")),
+    "float4_e2m1_x2": (1, ("Float4_e2m1fn_x2", "c10::Float4_e2m1fn_x2")),  # two numbers an element
+    "complex32": (4, ("ComplexHalf", "c10::complex<c10::Half>", "complex32")),
+    "complex64": (8, ("ComplexFloat", "c10::complex<float>", "complex64")),
+    "complex128": (16, ("ComplexDouble", "c10::complex<double>", "complex128")),
+    "int64": (8, ("long", "long int", "int64", "ncclInt64")),
+    "int32": (4, ("int", "int32", "ncclInt32", "ncclInt")),
+    "int16": (2, ("short", "short int", "int16")),
+    "int8": (1, ("char", "signed char", "int8", "ncclInt8", "ncclChar")),
+    "uint64": (8, ("unsigned long", "long unsigned int", "uint64", "ncclUint64")),
+    "uint32": (4, ("unsigned int", "uint32", "ncclUint32")),
+    "uint16": (2, ("unsigned short", "short unsigned int", "uint16")),
+    "uint8": (1, ("byte", "unsigned char", "uint8", "ncclUint8")),
+    "bool": (1, ("bool",)),
 }
-_BY_SPELLING = {text.lower(): dtype for dtype, texts in _SPELLINGS.items() for text in texts}
-_BYTES = {"8": 1, "16": 2, "32": 4, "64": 8, "128": 16}
+_BY_SPELLING = {text.lower(): dtype for dtype, (_, texts) in _TYPES.items() for text in texts}
 
-ITEM_BYTES_OF: dict[str, int] = {
-    dtype: 1 if dtype == "bool" or "float8" in dtype else _BYTES["".join(filter(str.isdigit, dtype))]
-    for dtype in _SPELLINGS
-}
+ITEM_BYTES_OF: dict[str, int] = {dtype: item_bytes for dtype, (item_bytes, _) in _TYPES.items()}
 """Bytes of one element, by the names of ``table.DTYPE``."""
 
 

@@ -2,20 +2,21 @@
 
 Gloo records what it does on worker threads, as ``gloo:all_gather`` and the like, without saying for whom;
 and it calls its reduce-scatter ``gloo:all_reduce``. The operator on the issuing thread
-(``c10d::_reduce_scatter_base_``) tells. Both run in the order of issue, so the earliest operator that fits
-is the one.
+(``c10d::_reduce_scatter_base_``) tells. A range lists the tensors that it sends, one by one; c10d's operators name
+what they receive before what they send, and a list of tensors as one argument without a type.
 """
 
 from __future__ import annotations
 
 import re
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ...base.kinds import Kind
 from ..kineto.reader import Tensors
 from .classify import collective_in
+from .dtypes import ITEM_BYTES_OF
 
 RANGE = re.compile(r"^gloo:")
 # what gloo calls the operators that it has no name of its own for
@@ -38,33 +39,52 @@ class Span:
 def issuers(gloo: Sequence[Span], operators: Sequence[Span]) -> dict[int, int]:
     """The row of the c10d operator that issued each gloo range, by the range's row; absent where none fits.
 
-    An operator fits if it names the same collective, moves as many elements (where both say how many), and
-    started before the range did. Among those the earliest that issued no other range is taken.
+    An operator fits if it names the same collective, sends as many elements (where both say how many), and started
+    before the range did. Gloo takes its work in the order of issue, so that the last range is the latest such
+    operator's, the one before it has the latest of those that are left, and so on backwards. An operator whose range is
+    not in the file, one of another backend's, is left over; taken from the front, it would be given the next range of
+    its size, however much later, and every operator after it the range of the one behind.
+
+    A reduce-scatter has a range for each of its tensors. Of lists, its operator shows the output alone: then there is
+    a range of that size for each rank, and it is not used up.
     """
-    waiting: defaultdict[tuple[Kind, int | None], deque[Span]] = defaultdict(deque)
+    left: defaultdict[tuple[Kind, int | None], list[Span]] = defaultdict(list)
     for operator in sorted(operators, key=lambda span: span.start_ns):
-        kind = _GLOO_NAMES.get(operator.kind, operator.kind)
-        waiting[kind, _elements_gloo_sees(operator)].append(operator)
+        for size in _sent_by(operator):
+            left[_GLOO_NAMES.get(operator.kind, operator.kind), size].append(operator)
     found: dict[int, int] = {}
-    for span in sorted(gloo, key=lambda span: span.start_ns):
-        kind = _GLOO_NAMES.get(span.kind, span.kind)
-        size = max(span.tensors.elements, default=None) if span.tensors else None
-        sizes = (size, None) if size is not None else tuple(key[1] for key in waiting if key[0] is kind)
-        queues = [queue for key in sizes if (queue := waiting.get((kind, key)))]
-        ready = [queue for queue in queues if queue[0].start_ns <= span.start_ns]
-        if ready:
-            found[span.row] = min(ready, key=lambda queue: queue[0].start_ns).popleft().row
+    for span in sorted(gloo, key=lambda span: span.start_ns, reverse=True):
+        kind, size = _GLOO_NAMES.get(span.kind, span.kind), _sent_in(span)
+        sizes = (size, None) if size is not None else tuple(key[1] for key in left if key[0] is kind)
+        queues = [queue for key in sizes if (queue := left.get((kind, key)))]
+        for queue in queues:
+            while queue and queue[-1].start_ns > span.start_ns:  # too late for the ranges before, too
+                queue.pop()
+        if ready := [queue for queue in queues if queue]:
+            latest = max(ready, key=lambda queue: queue[-1].start_ns)
+            found[span.row] = latest[-1].row
+            if not _shows_output_alone(latest[-1]):
+                latest.pop()
     return found
 
 
-def _elements_gloo_sees(operator: Span) -> int | None:
-    """The input's size: the smaller tensor of an all-gather, the larger of a reduce-scatter, else the only
-    one.
-    """
-    elements = operator.tensors.elements if operator.tensors else ()
-    if not elements:
+def _shows_output_alone(operator: Span) -> bool:
+    return operator.kind is Kind.REDUCE_SCATTER and operator.tensors is not None and len(operator.tensors.sizes) == 1
+
+
+def _sent_by(operator: Span) -> tuple[int | None, ...]:
+    """Elements of each range that an operator issues: what it sends comes last, and a reduce-scatter sends most."""
+    sizes = operator.tensors.sizes if operator.tensors else ()
+    if not sizes:
+        return (None,)
+    return max(sizes, key=sum) if operator.kind is Kind.REDUCE_SCATTER else (sum(sizes[-1]),)
+
+
+def _sent_in(span: Span) -> int | None:
+    """Elements that a range sends. A scatter's has a tensor for each rank, and its operator the one that comes back."""
+    if not span.tensors or not span.tensors.elements:
         return None
-    return min(elements) if operator.kind is Kind.ALL_GATHER else max(elements)
+    return max(span.tensors.elements) if span.kind is Kind.P2P else sum(span.tensors.elements)
 
 
 def lenders(
@@ -95,18 +115,38 @@ def _overlap(first: Span, second: Span) -> bool:
 def payload_bytes(kind: Kind, issuer: Tensors | None, own: Tensors | None, group_size: int | None) -> int | None:
     """The full size of what a collective carries; None where the file does not say.
 
-    An all-gather's own range shows its input only, a shard. The operator that issued it shows the output too,
-    unless that is a list of tensors; then the shard times ``group_size`` is the whole.
+    That is what a range sends, all its tensors together, save for an all-gather: it sends a shard. How many make the
+    whole the operator that issued it tells, unless it gathers into a list of tensors; then ``group_size`` does.
     """
-    known = [tensors for tensors in (issuer, own) if tensors and tensors.elements]
-    item_bytes = next((tensors.item_bytes for tensors in known if tensors.item_bytes), None)
-    if item_bytes is None:
+    sent = own.total_bytes if own else None
+    if sent is None:
+        return _bytes_of_operator(kind, issuer, group_size) if issuer and issuer.elements else None
+    if kind is not Kind.ALL_GATHER:
+        return sent
+    shard = sum(own.elements) if own else 0
+    if shard and issuer and len(issuer.elements) > 1:
+        return sent * max(issuer.elements) // shard
+    return sent * group_size if group_size else None
+
+
+def _bytes_of_operator(kind: Kind, issuer: Tensors, group_size: int | None) -> int | None:
+    """The same by the operator alone. An all-to-all sends the second of two tensors; an only one is an input."""
+    elements, dtype = issuer.elements, next(filter(None, issuer.dtypes), None)
+    if dtype is None:
         return None
-    if kind not in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER) or len(known[0].elements) > 1:
-        return max(known[0].elements) * item_bytes
-    if kind is Kind.REDUCE_SCATTER and own and own.elements:
-        return max(own.elements) * item_bytes
-    return max(known[0].elements) * item_bytes * group_size if group_size else None
+    if kind is Kind.ALL_TO_ALL:
+        return elements[1 if len(elements) == 2 else 0] * ITEM_BYTES_OF[dtype]
+    whole = max(elements) * ITEM_BYTES_OF[dtype]
+    if kind is not Kind.ALL_GATHER or len(elements) > 1:
+        return whole
+    return whole * group_size if group_size else None
+
+
+def element_type(issuer: Tensors | None, own: Tensors | None) -> str | None:
+    """The element type of what a range sends, else of its operator's first tensor; None where it sends several."""
+    if own and any(own.dtypes):
+        return own.dtypes[0] if len(set(own.dtypes)) == 1 else None
+    return next(filter(None, issuer.dtypes), None) if issuer else None
 
 
 def group_size(kind: Kind, issuer: Tensors | None) -> int | None:

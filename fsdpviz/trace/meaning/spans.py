@@ -292,8 +292,8 @@ class _Rank:
 
     def _set_of_tensors(self, row: int, kind: Kind, issuer: Tensors | None, own: Tensors | None) -> None:
         """Element type and size of the group, by the tensors of the operator that issued it or of its own range."""
-        if known := next((one.dtype for one in (issuer, own) if one and one.dtype), None):
-            self.dtype[row] = known
+        if dtype := gloo.element_type(issuer, own):
+            self.dtype[row] = dtype
         if size := gloo.group_size(kind, issuer):
             self.group_size[row] = size
 
