@@ -306,50 +306,54 @@ def test_other_parallelism_inside_a_unit_is_not_fsdp(tmp_path: Path) -> None:
 # -- FSDP1
 
 
+FSDP1 = "FullyShardedDataParallel."
+FSDP1_SHAPES = {"Input Dims": [[80], [20]], "Input type": ["float", "float"]}
+
+
+def fsdp1_gather(start: float) -> list[dict[str, Any]]:
+    own = {"Input Dims": [[20]], "Input type": ["float"]}
+    return [
+        op("c10d::_allgather_base_", start, 1, **FSDP1_SHAPES),
+        mark("gloo:all_gather", start + 1, 5, thread=200, **own),
+    ]
+
+
+def fsdp1_reduce(start: float) -> list[dict[str, Any]]:
+    own = {"Input Dims": [[80]], "Input type": ["float"]}
+    return [
+        op("c10d::_reduce_scatter_base_", start, 1, **FSDP1_SHAPES),
+        mark("gloo:all_reduce", start + 1, 2, thread=200, **own),
+    ]
+
+
 def fsdp1_step(at: float, *, named: bool) -> list[dict[str, Any]]:
     """A root without parameters and two units; forward gathers each, backward gathers ahead; 200 µs long."""
-    fsdp = "FullyShardedDataParallel."
-    shapes = {"Input Dims": [[80], [20]], "Input type": ["float", "float"]}
-
-    def gather(start: float) -> list[dict[str, Any]]:
-        own = {"Input Dims": [[20]], "Input type": ["float"]}
-        return [
-            op("c10d::_allgather_base_", start, 1, **shapes),
-            mark("gloo:all_gather", start + 1, 5, thread=200, **own),
-        ]
-
-    def reduce(start: float) -> list[dict[str, Any]]:
-        own = {"Input Dims": [[80]], "Input type": ["float"]}
-        return [
-            op("c10d::_reduce_scatter_base_", start, 1, **shapes),
-            mark("gloo:all_reduce", start + 1, 2, thread=200, **own),
-        ]
 
     def forward(start: float, name: str) -> list[dict[str, Any]]:
         events = [
-            mark(fsdp + "forward", start, 30),
-            mark(fsdp + "_pre_forward", start + 1, 8),
-            *gather(start + 2),
-            mark(fsdp + "_post_forward", start + 25, 3),
+            mark(FSDP1 + "forward", start, 30),
+            mark(FSDP1 + "_pre_forward", start + 1, 8),
+            *fsdp1_gather(start + 2),
+            mark(FSDP1 + "_post_forward", start + 25, 3),
         ]
         return [*events, mark(f"fsdpviz::forward ({name})", start + 10, 14)] if named else events
 
     return [
-        mark(fsdp + "forward", at, 70),
+        mark(FSDP1 + "forward", at, 70),
         *forward(at + 2, "x"),
         *forward(at + 35, "y"),
         # the root's hook has nothing to prefetch for; y's gathers y, and x ahead
-        mark(fsdp + "_pre_backward_hook", at + 80, 1),
-        mark(fsdp + "_pre_backward_hook", at + 82, 20),
-        *gather(at + 83),
-        mark(fsdp + "_pre_backward_prefetch", at + 91, 8),
-        *gather(at + 92),
-        mark(fsdp + "_post_backward_hook", at + 110, 8),
-        *reduce(at + 111),
-        mark(fsdp + "_pre_backward_hook", at + 130, 5),
-        mark(fsdp + "_pre_backward_prefetch", at + 131, 2),
-        mark(fsdp + "_post_backward_hook", at + 150, 8),
-        *reduce(at + 151),
+        mark(FSDP1 + "_pre_backward_hook", at + 80, 1),
+        mark(FSDP1 + "_pre_backward_hook", at + 82, 20),
+        *fsdp1_gather(at + 83),
+        mark(FSDP1 + "_pre_backward_prefetch", at + 91, 8),
+        *fsdp1_gather(at + 92),
+        mark(FSDP1 + "_post_backward_hook", at + 110, 8),
+        *fsdp1_reduce(at + 111),
+        mark(FSDP1 + "_pre_backward_hook", at + 130, 5),
+        mark(FSDP1 + "_pre_backward_prefetch", at + 131, 2),
+        mark(FSDP1 + "_post_backward_hook", at + 150, 8),
+        *fsdp1_reduce(at + 151),
     ]
 
 
@@ -377,6 +381,138 @@ def test_fsdp1_s_units_stay_unknown_where_the_counts_do_not_fit(tmp_path: Path) 
         ("#2", "backward", "all_gather"),
         ("#1", "backward", "all_gather"),
     ]
+
+
+def fsdp1_forward(start: float, *, gathers: bool = True) -> list[dict[str, Any]]:
+    """A unit's forward, 12 µs long; without a gather it is one that FSDP1 does nothing for."""
+    events = [
+        mark(FSDP1 + "forward", start, 12),
+        mark(FSDP1 + "_pre_forward", start + 1, 4),
+        op("aten::mm", start + 6, 2),
+        mark(FSDP1 + "_post_forward", start + 9, 2),
+    ]
+    return (
+        [*events, *fsdp1_gather(start + 2), mark(FSDP1 + "_pre_forward_prefetch", start + 4, 0.5)]
+        if gathers
+        else events
+    )
+
+
+def fsdp1_backward(start: float, *, ahead: bool, own: bool) -> list[dict[str, Any]]:
+    """A unit's hook before backward, 8 µs long: it gathers its own at 1 µs, and ahead at 4 µs."""
+    return [
+        mark(FSDP1 + "_pre_backward_hook", start, 8),
+        *(fsdp1_gather(start + 1) if own else ()),
+        mark(FSDP1 + "_pre_backward_prefetch", start + 3, 4),
+        *(fsdp1_gather(start + 4) if ahead else ()),
+    ]
+
+
+def fsdp1_root(at: float, *units: float, is_marked: bool = True) -> list[dict[str, Any]]:
+    """The root's forward, without parameters and 60 µs long, with units' forwards in it."""
+    marks = [mark(FSDP1 + "_root_pre_forward", at + 1, 2), mark(FSDP1 + "_to_kwargs", at + 1.5, 1)]
+    forwards = [event for unit in units for event in fsdp1_forward(at + unit)]
+    return [mark(FSDP1 + "forward", at, 60), *(marks if is_marked else ()), *forwards]
+
+
+def fsdp1_checkpointed(at: float, *, is_reentrant: bool, is_marked: bool = True) -> list[dict[str, Any]]:
+    """Two units, ``checkpoint(FSDP(block))`` each: backward runs their forwards again, with no other around them.
+
+    If it is reentrant they run before the unit's hook and gather themselves, else after it and do nothing.
+    """
+    events = fsdp1_root(at, 10, 30, is_marked=is_marked)
+    for start, is_first in ((at + 80, True), (at + 130, False)):
+        again = fsdp1_forward(start + (1 if is_reentrant else 15), gathers=is_reentrant)
+        hook = (
+            fsdp1_backward(start + 15, ahead=False, own=True)
+            if is_reentrant
+            else fsdp1_backward(start + 1, ahead=is_first, own=is_first)
+        )
+        reduce = [mark(FSDP1 + "_post_backward_hook", start + 32, 4), *fsdp1_reduce(start + 33)]
+        events += [op("autograd::engine::evaluate_function: X", start, 40), *again, *hook, *reduce]
+    return events
+
+
+@pytest.mark.parametrize("is_marked", [True, False])  # torch before 2.1 does not mark its root
+def test_fsdp1_s_checkpointed_forwards_are_no_roots(tmp_path: Path, is_marked: bool) -> None:
+    events = [event for at in (0, 200) for event in fsdp1_checkpointed(at, is_reentrant=False, is_marked=is_marked)]
+    trace = opened(tmp_path, events)
+    step = [
+        ("#1", "forward", "all_gather", "self", 10 + 1),
+        ("#2", "forward", "all_gather", "self", 30 + 1),
+        ("#2", "backward", "all_gather", "self", 81),  # when its hook begins; the forward that runs again needs none
+        ("#1", "backward", "all_gather", "backward_prefetch", 131),
+        ("#2", "backward", "reduce_scatter", "self", None),
+        ("#1", "backward", "reduce_scatter", "self", None),
+    ]
+    later = [(*row[:4], row[4] and row[4] + 200) for row in step]
+    assert events_of(trace, "needed_ns") == [*step, *later]
+    blocks = trace.spans.filter(pl.col("name") == "aten::mm").select("unit", "phase").rows()
+    assert blocks == [("#1", "forward"), ("#2", "forward"), ("#2", "recompute"), ("#1", "recompute")] * 2
+
+
+@pytest.mark.parametrize("is_marked", [True, False])
+def test_fsdp1_s_reentrant_checkpoints_gather_twice(tmp_path: Path, is_marked: bool) -> None:
+    trace = opened(tmp_path, fsdp1_checkpointed(0, is_reentrant=True, is_marked=is_marked))
+    assert events_of(trace, "needed_ns") == [
+        ("#1", "forward", "all_gather", "self", 11),
+        ("#2", "forward", "all_gather", "self", 31),
+        ("#2", "recompute", "all_gather", "self", 82),
+        ("#2", "backward", "all_gather", "self", 95),
+        ("#2", "backward", "reduce_scatter", "self", None),
+        ("#1", "recompute", "all_gather", "self", 132),
+        ("#1", "backward", "all_gather", "self", 145),
+        ("#1", "backward", "reduce_scatter", "self", None),
+    ]
+
+
+def test_fsdp1_s_units_of_one_checkpoint_run_again_side_by_side(tmp_path: Path) -> None:
+    """Both gather again, #1 before #2; only the second's hook comes next."""
+    backward = [
+        *fsdp1_forward(81),
+        *fsdp1_forward(94),
+        *fsdp1_backward(110, ahead=False, own=False),
+        mark(FSDP1 + "_post_backward_hook", 120, 4),
+        *fsdp1_backward(130, ahead=False, own=False),
+        mark(FSDP1 + "_post_backward_hook", 140, 4),
+    ]
+    node = op("autograd::engine::evaluate_function: X", 80, 70)
+    found = events_of(opened(tmp_path, [*fsdp1_root(0, 10, 30), node, *backward]))
+    assert [row[:2] for row in found[2:]] == [("#1", "recompute"), ("#2", "recompute")]
+
+
+def test_fsdp1_s_forwards_that_ran_otherwise_the_first_time_stay_unknown(tmp_path: Path) -> None:
+    """Three forwards in a row, of a root with two units, repeat nothing."""
+    again = [event for start in (81, 94, 107) for event in fsdp1_forward(start)]
+    hooks = [*fsdp1_backward(130, ahead=False, own=False), *fsdp1_backward(140, ahead=False, own=False)]
+    found = events_of(opened(tmp_path, [*fsdp1_root(0, 10, 30), *again, *hooks]))
+    assert [row[0] for row in found] == ["#1", "#2"]
+
+
+def test_fsdp1_s_units_are_unknown_where_the_root_began_before_the_recording(tmp_path: Path) -> None:
+    cut = [event for event in fsdp1_checkpointed(0, is_reentrant=False) if event["ts"] >= 10]
+    whole = fsdp1_checkpointed(200, is_reentrant=False)
+    found = events_of(opened(tmp_path, [*cut, *whole]))
+    assert found == events_of(opened(tmp_path, whole))
+    assert len(found) == 6
+
+
+@pytest.mark.parametrize(("nodes", "units"), [(1, ["#2", "#1"]), (2, ["#1", "#2"])])
+def test_fsdp1_s_hooks_on_one_output_run_inner_first(tmp_path: Path, nodes: int, units: list[str]) -> None:
+    """#1 holds #2. If #1 returns what #2 made, both hooks are on it; else an operator is between them."""
+    hooks = [*fsdp1_backward(81, ahead=False, own=True), *fsdp1_backward(101, ahead=False, own=True)]
+    ranges = [(80, 40)] if nodes == 1 else [(80, 15), (100, 15)]
+    events = [
+        *fsdp1_root(0),
+        mark(FSDP1 + "forward", 5, 50),
+        mark(FSDP1 + "_pre_forward", 6, 4),
+        mark(FSDP1 + "_pre_forward_prefetch", 7, 1),
+        *fsdp1_forward(20),
+        *(op("autograd::engine::evaluate_function: X", start, duration) for start, duration in ranges),
+        *hooks,
+    ]
+    found = events_of(opened(tmp_path, events))
+    assert [row[0] for row in found] == ["#2", *units]
 
 
 # -- recordings

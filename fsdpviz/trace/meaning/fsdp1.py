@@ -1,27 +1,50 @@
 """FSDP1's ranges read as FSDP2's.
 
 ``FullyShardedDataParallel`` records what it does and not for which unit (torch/distributed/fsdp/_runtime_utils.py).
-The unit follows from order and nesting, within each outermost ``FullyShardedDataParallel.forward``:
+The unit follows from order and nesting, from one forward of the root to the next:
 
-- forwards are nested: the outermost is the root's, those inside are the units', in order of execution;
-- backward runs them in reverse: as many ``_post_backward_hook`` as units with parameters, the root's last, and as
-  many ``_pre_backward_hook`` that prefetch (one without parameters does not), the root's first;
+- the root's forward is the one that moves the arguments to the device (``_to_kwargs``); those inside are the units',
+  in order of execution;
+- backward runs them in reverse: a ``_pre_backward_hook`` that prefetches for each unit with parameters, the one whose
+  forward ended last first, and a ``_post_backward_hook``, the one whose forward began last first; hooks in one node of
+  autograd are on the same output, which the inner unit made and had hooked first;
+- a unit has parameters if its forward ends its own gather, with ``_pre_forward_prefetch``;
 - a prefetch is for the next unit in forward and for the one before in backward.
 
 A unit is called by the one ``fsdpviz::forward (<name>)`` inside its forward, else ``#1``, ``#2``, … in order of
 execution. Where the counts do not fit (a window cut the step, a module ran twice) the unit stays unknown.
+
+[Note: forwards that run again] ``checkpoint(FSDP(block))`` runs a unit's forward again inside backward, where no
+other forward is around it. Whose it is follows from the hooks beside it:
+
+- FSDP1 does nothing in the forward of a unit whose ``_pre_backward_hook`` has run: one that does not prefetch is that
+  unit's, and no use that a gather could be for;
+- of one that does the hook is still to come, and is the next (``use_reentrant=True``);
+- forwards without a hook between them are of one checkpoint, and ran side by side the first time too.
+
+Where these do not agree with each other or with the nesting of the first time, the unit stays unknown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from itertools import groupby
+
+import numpy as np
 
 from ...base.labels import ROOT, Phase, RangeLabel, parse_label
+from .windows import Windows
 
 Range = tuple[int, int, int, str]  # lane, start_ns, end_ns, name
 
 PREFIX = "FullyShardedDataParallel."
+NODE = "autograd::engine::evaluate_function"
+NO_USE = "FSDP1"  # the family of a forward for which FSDP1 does nothing, so that no gather is for it
 _FORWARD = PREFIX + "forward"
+_ROOT_PRE_FORWARD, _ROOT_ONLY = PREFIX + "_root_pre_forward", PREFIX + "_to_kwargs"  # torch 2.1 and later
+_FORWARD_PREFETCH = PREFIX + "_pre_forward_prefetch"
+_PRE_BACKWARD = PREFIX + "_pre_backward_hook"
+_POST_BACKWARD = PREFIX + "_post_backward_hook"
 _PHASES = {  # by what FSDP2 calls the same
     "_pre_forward": "pre_forward",
     "_post_forward": "post_forward",
@@ -32,6 +55,7 @@ _PHASES = {  # by what FSDP2 calls the same
     "_post_backward_hook": "post_backward_reduce",
     "_post_backward_hook_reshard_only": "post_backward_reshard",
 }
+_OF_BACKWARD = frozenset(phase for name, phase in _PHASES.items() if "backward" in name)
 _FOREVER = 2**63 - 1
 
 
@@ -40,49 +64,159 @@ def fsdp1_labels(ranges: Sequence[Range]) -> list[tuple[Range, RangeLabel]]:
     own = sorted((item for item in ranges if item[3].startswith(PREFIX)), key=_outer_first)
     if not own:
         return []
-    roots = _outermost([item for item in own if item[3] == _FORWARD])
+    roots = _roots(own)
     named = [(item, label.unit) for item in ranges if (label := _block(item[3])) and label.unit]
+    nodes = _nodes(ranges, [item for item in own if item[3] == _PRE_BACKWARD])
     found: list[tuple[Range, RangeLabel]] = []
-    roots.sort(key=lambda item: item[1])
     for root, end_ns in zip(roots, [*(following[1] for following in roots[1:]), _FOREVER], strict=True):
-        found += _step(root, [item for item in own if root[1] <= item[1] < end_ns], named)
+        found += _step(root, [item for item in own if root[1] <= item[1] < end_ns], named, nodes)
     return found
 
 
-def _step(root: Range, own: Sequence[Range], named: Sequence[tuple[Range, str]]) -> Iterator[tuple[Range, RangeLabel]]:
+def _nodes(ranges: Sequence[Range], hooks: Sequence[Range]) -> dict[Range, int]:
+    """Which node of autograd each hook runs in; a number of its own for one that runs in none that was recorded."""
+    nodes = Windows(item for item in ranges if item[3].startswith(NODE))
+    found = nodes.at(np.array([hook[0] for hook in hooks]), np.array([hook[1] for hook in hooks]))
+    return {
+        hook: node if node >= 0 else -1 - at for at, (hook, node) in enumerate(zip(hooks, found.tolist(), strict=True))
+    }
+
+
+def _roots(own: Sequence[Range]) -> list[Range]:
+    """The forwards of the root, in order. Before torch 2.1 nothing marks them: those that hold as many as any."""
+    inside: dict[Range, int] = {}  # by outermost forward, how many ranges that only a root's holds
+    last: dict[int, Range] = {}  # by lane
+    is_marked = any(item[3] == _ROOT_PRE_FORWARD for item in own)
+    for item in own:
+        outer = last.get(item[0])
+        is_inside = outer is not None and _holds(outer, item)
+        if item[3] == _FORWARD and not is_inside:
+            last[item[0]] = item
+            inside[item] = 0
+        elif outer is not None and is_inside and item[3] == (_ROOT_ONLY if is_marked else _FORWARD):
+            inside[outer] += 1
+    fewest = 1 if is_marked else max(inside.values(), default=0)
+    return [item for item, count in inside.items() if count >= fewest]
+
+
+def _step(
+    root: Range, own: Sequence[Range], named: Sequence[tuple[Range, str]], nodes: Mapping[Range, int]
+) -> Iterator[tuple[Range, RangeLabel]]:
     forwards = [item for item in own if item[3] == _FORWARD and _holds(root, item)]
     units = [ROOT, *(_called(item, forwards, named, place) for place, item in enumerate(forwards[1:], 1))]
     after = [item for item in own if item[1] >= root[2]]
-    before = _in_backward(after, units)
+    gathering = _gathering(own)
+    owners = [place for place, item in enumerate(forwards) if item in gathering]
+    before = _in_backward(after, forwards, owners, nodes)
+    again = _run_again(after, forwards, before, gathering, nodes)
+    places = {item: place for place, item in enumerate(forwards)} | again
     for item in own:
+        if item in again and item not in gathering:
+            yield item, RangeLabel(NO_USE, "post_forward", units[again[item]])
         phase = _PHASES.get(item[3].removeprefix(PREFIX))
         if phase is None:
             continue
-        if item[1] < root[2]:
-            place = max((at for at, forward in enumerate(forwards) if _holds(forward, item)), default=None)
-            unit = None if place is None else _after(units, place) if phase == "forward_prefetch" else units[place]
+        if phase in _OF_BACKWARD:
+            place = before.get(item)
         else:
-            unit = before.get(item)
-        yield item, RangeLabel("FSDP", phase, unit)
+            around = _innermost(places, item)
+            if around in again and around not in gathering:
+                continue
+            place = None if around is None else places[around]
+            if phase == "forward_prefetch":
+                place = _following(owners or range(len(units)), place)
+        yield item, RangeLabel("FSDP", phase, None if place is None else units[place])
 
 
-def _in_backward(after: Sequence[Range], units: Sequence[str]) -> dict[Range, str | None]:
-    """The unit of each range of backward, the target's for a prefetch."""
-    prefetches = [item for item in after if item[3] == PREFIX + "_pre_backward_prefetch"]
-    hooks = [item for item in after if item[3] == PREFIX + "_pre_backward_hook"]
-    hooks = [hook for hook in hooks if any(_holds(hook, item) for item in prefetches)]
-    posts = [item for item in after if item[3] == PREFIX + "_post_backward_hook"]
-    blocks = list(reversed(units[1:]))
-    found: dict[Range, str | None] = {}
-    for ranges, with_root in ((hooks, [ROOT, *blocks]), (posts, [*blocks, ROOT])):
-        order = {len(with_root): with_root, len(blocks): blocks}.get(len(ranges), [])
-        for item, unit in zip(ranges, order, strict=False):
-            found[item] = unit
-            following = _after([ROOT, *blocks], [ROOT, *blocks].index(unit)) if unit != ROOT or item in hooks else None
-            for prefetch in after:
-                if prefetch[3].endswith("_backward_prefetch") and _holds(item, prefetch):
-                    found[prefetch] = following
+def _gathering(own: Sequence[Range]) -> set[Range | None]:
+    """The forwards that gather what they need, or wait for it; they alone then prefetch."""
+    forwards = [item for item in own if item[3] == _FORWARD]
+    return {_innermost(forwards, item) for item in own if item[3] == _FORWARD_PREFETCH}
+
+
+def _in_backward(
+    after: Sequence[Range], forwards: Sequence[Range], owners: Sequence[int], nodes: Mapping[Range, int]
+) -> dict[Range, int | None]:
+    """Of each range of backward the place of its unit's forward; the target's for a prefetch."""
+    prefetches = [item for item in after if item[3].endswith("_backward_prefetch")]
+    ahead = [item for item in prefetches if item[3] == PREFIX + "_pre_backward_prefetch"]
+    hooks = [item for item in after if item[3] == _PRE_BACKWARD and any(_holds(item, inner) for inner in ahead)]
+    posts = [item for item in after if item[3] == _POST_BACKWARD]
+    every = range(len(forwards))
+    choices = [owners] if owners else [every, every[1:]]  # the root's parameters may all be its units'
+    found: dict[Range, int | None] = {}
+    for ranges in (hooks, posts):
+        places: Sequence[int] = next((choice for choice in choices if len(choice) == len(ranges)), [])
+        by_end = sorted(places, key=lambda place: -forwards[place][2])
+        order = _hooked(by_end, hooks, nodes) if ranges is hooks else sorted(places, reverse=True)
+        for item, place in zip(ranges, order, strict=False):
+            found[item] = place
+            target = _following([0, *(other for other in by_end if other)], place) if place or ranges is hooks else None
+            found |= {prefetch: target for prefetch in prefetches if _holds(item, prefetch)}
     return found
+
+
+def _hooked(by_end: Sequence[int], hooks: Sequence[Range], nodes: Mapping[Range, int]) -> list[int]:
+    """The places in the order of the hooks: reversed among those that are on one output."""
+    found: list[int] = []
+    for _, group in groupby(zip(hooks, by_end, strict=False), key=lambda pair: nodes[pair[0]]):
+        found += reversed([place for _, place in group])
+    return found
+
+
+def _run_again(
+    after: Sequence[Range],
+    forwards: Sequence[Range],
+    before: Mapping[Range, int | None],
+    gathering: Container[Range | None],
+    nodes: Mapping[Range, int],
+) -> dict[Range, int]:
+    """The forwards inside backward, each with the place of the one that it repeats.
+
+    See [Note: forwards that run again].
+    """
+    found: dict[Range, int] = {}
+    for run in _runs(after):
+        last = _outermost(run)[-1]
+        place = under_way = _under_way(after, before, last[1])
+        if last in gathering:
+            place = _begun_next(after, before, nodes, last[1])
+            if place is not None and under_way is not None and not _holds(forwards[under_way], forwards[place]):
+                continue
+        first = 0 if place is None else place - run.index(last)
+        repeated = forwards[first : first + len(run)] if first > 0 else []
+        if [_held(run, item) for item in run] == [_held(forwards, item) for item in repeated]:
+            found |= {item: first + at for at, item in enumerate(run)}
+    return found
+
+
+def _under_way(after: Sequence[Range], before: Mapping[Range, int | None], at_ns: int) -> int | None:
+    """The place of the unit whose backward was the last to begin, if it has not ended."""
+    begun = [before[item] for item in after if item[3] == _PRE_BACKWARD and item in before and item[1] < at_ns]
+    done = {before.get(item) for item in after if item[3] == _POST_BACKWARD and item[1] < at_ns}
+    return begun[-1] if begun and begun[-1] not in done else None
+
+
+def _begun_next(
+    after: Sequence[Range], before: Mapping[Range, int | None], nodes: Mapping[Range, int], at_ns: int
+) -> int | None:
+    """The place of the unit whose backward begins next; of several on one output, the outermost."""
+    hooks = [item for item in after if item[3] == _PRE_BACKWARD and item in before and item[1] >= at_ns]
+    first = [before[item] for item in hooks if nodes[item] == nodes[hooks[0]]]
+    return first[-1] if first else None
+
+
+def _runs(after: Sequence[Range]) -> Iterator[list[Range]]:
+    """The forwards inside backward with no hook between them."""
+    run: list[Range] = []
+    for item in after:
+        if item[3] == _FORWARD:
+            run.append(item)
+        elif run and item[3].startswith((_PRE_BACKWARD, _POST_BACKWARD)):
+            yield run
+            run = []
+    if run:
+        yield run
 
 
 def _called(item: Range, forwards: Sequence[Range], named: Sequence[tuple[Range, str]], place: int) -> str:
@@ -96,8 +230,10 @@ def _block(name: str) -> RangeLabel | None:
     return label if label and label.family == "fsdpviz" and label.phase == Phase.FORWARD else None
 
 
-def _after(units: Sequence[str], place: int) -> str | None:
-    return units[place + 1] if place + 1 < len(units) else None
+def _following(order: Sequence[int], place: int | None) -> int | None:
+    """What comes after a place in an order; None where nothing does, or the place is not in it."""
+    at = order.index(place) + 1 if place is not None and place in order else len(order)
+    return order[at] if at < len(order) else None
 
 
 def _outermost(forwards: Sequence[Range]) -> list[Range]:
@@ -106,6 +242,14 @@ def _outermost(forwards: Sequence[Range]) -> list[Range]:
         if not found or not _holds(found[-1], item):
             found.append(item)
     return found
+
+
+def _innermost(forwards: Iterable[Range], item: Range) -> Range | None:
+    return max((forward for forward in forwards if _holds(forward, item)), key=_outer_first, default=None)
+
+
+def _held(forwards: Sequence[Range], outer: Range) -> int:
+    return sum(_holds(outer, item) for item in forwards)
 
 
 def _holds(outer: Range, inner: Range) -> bool:

@@ -28,6 +28,7 @@ import polars as pl
 from ...base.kinds import COMPUTATION, WORK, Kind
 from ...base.labels import Phase, RangeLabel
 from .attribute import Range, labelled_ranges, unit_windows
+from .fsdp1 import NODE, PREFIX
 from .windows import Windows, covered_ns, union
 
 if TYPE_CHECKING:
@@ -81,7 +82,9 @@ class _OfRank:
         self.spans = trace.spans.filter(pl.col("rank") == rank)
         self.is_device = trace.lanes.filter((pl.col("rank") == rank) & pl.col("is_device"))["lane"].to_numpy()
         # a device's lanes repeat the host's ranges, as long as what was launched in them ran
-        self.labelled = _labelled(self.spans.filter(~pl.col("lane").is_in(self.is_device.tolist())))
+        on_host = self.spans.filter(~pl.col("lane").is_in(self.is_device.tolist()))
+        self.nodes = _nodes(on_host)
+        self.labelled = _labelled(on_host, self.nodes)
         compute = self.spans.filter(pl.col("kind").is_in(_COMPUTATION))
         self.compute = compute.filter(pl.col("lane").is_in(self.is_device.tolist())) if len(self.is_device) else compute
 
@@ -177,7 +180,7 @@ class _OfRank:
         if not forward and not backward:
             forward, backward = unit_windows(self.labelled)  # an engine that names only its blocks
         lanes, starts = ([use[place] for use in forward] for place in (0, 1))
-        again = Windows(backward).at(np.array(lanes, np.int64), np.array(starts, np.int64)) >= 0
+        again = Windows([*backward, *self.nodes]).at(np.array(lanes, np.int64), np.array(starts, np.int64)) >= 0
         uses = [
             (*use, Phase.RECOMPUTE if is_again else Phase.FORWARD)
             for use, is_again in zip(forward, again.tolist(), strict=True)
@@ -259,13 +262,24 @@ class _OfRank:
         return pl.when(~pl.col("kind").is_in(_COMPUTATION)).then(exposed)
 
 
-def _labelled(spans: pl.DataFrame) -> list[tuple[Range, RangeLabel]]:
+def _nodes(spans: pl.DataFrame) -> list[Range]:
+    """The nodes of autograd that ran, which tell more about FSDP1's hooks; none for a recording of another engine."""
+    if not spans["name"].str.starts_with(PREFIX).any():
+        return []
+    return _ranges(spans.filter(pl.col("name").str.starts_with(NODE)))
+
+
+def _labelled(spans: pl.DataFrame, nodes: Sequence[Range]) -> list[tuple[Range, RangeLabel]]:
     """The rank's ranges with their labels; none where only our own loop's are there, which move nothing."""
     rows = spans.filter(pl.col("name").str.contains(_RANGES) & pl.col("kind").is_in(["annotation", *_TRANSFERS]))
     if not rows["name"].str.contains(r"^(?:FSDP::|FullyShardedDataParallel\.)").any():
         return []
+    return labelled_ranges([*_ranges(rows), *nodes])
+
+
+def _ranges(rows: pl.DataFrame) -> list[Range]:
     table = rows.select("lane", "start_ns", (pl.col("start_ns") + pl.col("duration_ns")).alias("end_ns"), "name")
-    return labelled_ranges(list(table.iter_rows()))
+    return list(table.iter_rows())
 
 
 def _event(
