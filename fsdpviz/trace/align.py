@@ -7,6 +7,11 @@ synchronising collective end together, whenever each of them began. With d = end
     d(t)     ≈ a + b·(t − t₀), by least squares            (a long one; drift = −b; outliers are left out)
     residual = median |d + offset|                         what is left; times between hosts are no better than it
 
+An offset beyond six residuals is taken off. One below tells that the clocks are one only where the residual is small:
+clocks of two hosts differ by hundreds of µs, and ends that scatter as much neither confirm nor refute it (gloo's do on
+busy cores, by milliseconds, on one host too). Then nothing is moved, and a note says so; nor does such a rank tell that
+a third is on the reference's clock.
+
 A collective is the same one on two ranks if its group and its sequence number are. Where a file has no sequence
 numbers, the collectives of a group in a step are compared in order, and taken for the same ones only if all of them
 agree in kind, type and size; position alone never matches.
@@ -33,6 +38,7 @@ _FEWEST_FOR_DRIFT, _LONG_NS = 20, 10_000_000_000  # clocks drift by some ppm: 10
 _TRIMS = 4  # rounds in which what lies far from the line so far is left out
 _TELLING = 6  # an offset below so many residuals is not told from none: about four standard deviations
 _NOISE_NS = 10_000  # ends on GPUs of one host differ by almost as much
+_SCATTERED_NS = 100_000  # a residual of as much hides what clocks of two hosts differ by
 _NAMELESS = {"", "localhost"}  # host names that say nothing
 
 
@@ -43,6 +49,7 @@ class Method(StrEnum):
     SAME_HOST = "same host"
     ENDS_AGREE = "ends of matched collectives agree: one clock"
     ENDS = "shifted by the ends of matched collectives"
+    SCATTERED = "not told: ends of matched collectives scatter as much as clocks of two hosts differ"
     NONE = "not aligned: too few collectives are matched"
 
 
@@ -92,6 +99,7 @@ def aligned(trace: Trace) -> Trace:
     if unaligned and len(trace.collectives):  # ranks that never meet are not compared
         what = "ranks on clocks of their own, side by side and not merged: too few collectives match"
         notes.append(Note(what, len(unaligned), f"rank {unaligned[0]}"))
+    notes += _scatter_notes(fits)
     moved = _shifted(trace, shifts) if shifts else trace
     return replace(moved, clock=_clock_table(tuple(sorted(rows, key=lambda row: row[0]))), notes=tuple(notes))
 
@@ -100,22 +108,39 @@ def _fits(trace: Trace, reference: list[int], others: list[list[int]]) -> list[t
     """Each other clock against those that are known by then, the one with most matches first: two hosts that share
     no group are compared through a third.
     """
-    matched, known, waiting = matches(trace), list(reference), list(others)
+    matched, waiting = matches(trace), list(others)
+    sure, unsure = list(reference), []  # ranks known by then, on the reference's clock or perhaps on their own
     found: list[tuple[list[int], Method, Fit | None]] = []
     while waiting:
-        ends = [_common_ends(matched, known, ranks) for ranks in waiting]
-        best = max(range(len(waiting)), key=lambda index: len(ends[index]))
-        if len(ends[best]) < _FEWEST:
+        best, ends = _most_matched(matched, sure, waiting)
+        is_sure = len(ends) >= _FEWEST
+        if not is_sure and unsure:
+            best, ends = _most_matched(matched, sure + unsure, waiting)
+        if len(ends) < _FEWEST:
             break
         ranks = waiting.pop(best)
-        here_ns, there_ns = ends[best]["here"].to_numpy(), ends[best]["there"].to_numpy()
-        one = fit(here_ns, there_ns, trace.origin_ns)
-        method = _method(one)
+        one = fit(ends["here"].to_numpy(), ends["there"].to_numpy(), trace.origin_ns)
+        method = _method(one, is_sure)
         if method is Method.ENDS:
             matched = _moved(matched, dict.fromkeys(ranks, one), trace.origin_ns, "end_ns")
-        known += ranks
+        (sure if is_sure and method is not Method.SCATTERED else unsure).extend(ranks)
         found.append((ranks, method, one))
     return found + [(ranks, Method.NONE, None) for ranks in waiting]
+
+
+def _most_matched(matched: pl.DataFrame, known: list[int], waiting: list[list[int]]) -> tuple[int, pl.DataFrame]:
+    """Which of the waiting clocks has most matches with ranks that are known, and their ends."""
+    ends = [_common_ends(matched, known, ranks) for ranks in waiting]
+    best = max(range(len(waiting)), key=lambda index: len(ends[index]))
+    return best, ends[best]
+
+
+def _scatter_notes(fits: list[tuple[list[int], Method, Fit | None]]) -> Iterator[Note]:
+    unsure = [(rank, one) for ranks, method, one in fits if one and method is Method.SCATTERED for rank in ranks]
+    if unsure:
+        rank, one = unsure[0]
+        what = "ranks that may be on clocks of their own: ends of matched collectives scatter too much to tell"
+        yield Note(what, len(unsure), f"rank {rank}, by {one.residual_ns / 1e6:.3g} ms")
 
 
 def matches(trace: Trace) -> pl.DataFrame:
@@ -202,9 +227,11 @@ def _line(times: np.ndarray, values: np.ndarray) -> tuple[float, float, int]:
     return float(slope), float(start), round(float(np.median(off)))
 
 
-def _method(fit: Fit) -> Method:
-    is_told = abs(fit.offset_ns) > max(_TELLING * fit.residual_ns, _NOISE_NS) or fit.drift_ppm != 0
-    return Method.ENDS if is_told else Method.ENDS_AGREE
+def _method(fit: Fit, is_sure: bool) -> Method:
+    """``is_sure`` says that the ranks compared with are themselves on the reference's clock."""
+    if abs(fit.offset_ns) > max(_TELLING * fit.residual_ns, _NOISE_NS) or fit.drift_ppm != 0:
+        return Method.ENDS
+    return Method.ENDS_AGREE if is_sure and fit.residual_ns < _SCATTERED_NS else Method.SCATTERED
 
 
 @lru_cache(maxsize=16)  # the same for every recording of one rank

@@ -129,7 +129,9 @@ def _waits(trace: Trace) -> tuple[str, ...]:
     if not matches(trace).group_by("key").len().filter(pl.col("len") > 1).height:
         return ("no collective is the same one on two ranks by group and sequence number, or by content",)
     residual = trace.clock["residual_ns"].max()
-    return "", f"ends of matched collectives differ by {residual} ns (median)" if residual else ""
+    limit = f"ends of matched collectives differ by {residual} ns (median)" if residual else ""
+    unsure = trace.clock.filter(pl.col("method") == Method.SCATTERED.value)["rank"].to_list()
+    return "", f"ranks {unsure} may be on clocks of their own: {limit}" if unsure else limit
 
 
 def _memory(trace: Trace) -> tuple[str, ...]:

@@ -95,6 +95,41 @@ def test_an_offset_that_drowns_in_the_scatter_is_not_applied(tmp_path: Path) -> 
     assert row[2] > 10_000  # and the residual says how little that is worth
 
 
+SCATTER = [-320, 430, -120, 330, 580, -20, 230, -220, 130, 530]  # µs; lower median 130, and 250 the median from it
+
+
+def test_ends_that_scatter_as_much_as_clocks_differ_tell_nothing(tmp_path: Path) -> None:
+    trace = ranks_of(
+        tmp_path,
+        [None, None],
+        lambda rank, time: time,
+        lambda rank: [collective(1000 * n + 1000 + rank * SCATTER[n], n) for n in range(10)],
+    )
+    assert clock_of(trace)[1] == (1, 0, 250_000, 10, Method.SCATTERED)
+    assert [(note.count, note.example) for note in trace.notes] == [(1, "rank 1, by 0.25 ms")]
+    assert trace.validate()["waits"].reason.startswith("ranks [1] may be on clocks of their own")
+
+
+@pytest.mark.parametrize(("offset", "method"), [(0, Method.SCATTERED), (5000, Method.ENDS)])
+def test_what_is_compared_with_a_rank_of_an_untold_clock(tmp_path: Path, offset: float, method: Method) -> None:
+    """Rank 2 meets rank 1 only, whose clock is not told; that both end together says nothing of the first rank."""
+    groups = {0: ["x"], 1: ["x", "y"], 2: ["y"]}
+    trace = ranks_of(
+        tmp_path,
+        [None] * 3,
+        lambda rank, time: time + offset * (rank == 2),
+        lambda rank: [
+            collective(1000 * n + (1000 + rank * SCATTER[n] if group == "x" else 1500), n, group=group)
+            for n in range(10)
+            for group in groups[rank]
+        ],
+    )
+    assert [row[1:] for row in clock_of(trace)[1:]] == [
+        (0, 250_000, 10, Method.SCATTERED),
+        (-1000 * offset, 0, 10, method),
+    ]
+
+
 def test_outliers_do_not_move_the_offset(tmp_path: Path) -> None:
     late = {3: 900, 7: 5000}
     trace = ranks_of(
@@ -208,6 +243,16 @@ def test_four_ranks_of_one_host() -> None:
     ends_ns = matches(trace).pivot("rank", index="key", values="end_ns").drop("key").to_numpy()
     assert ends_ns.shape == (8, 4)
     assert np.ptp(ends_ns, axis=1).max() == 7_000
+
+
+@pytest.mark.skipif(not KINETO.is_dir(), reason="needs ../shared/traces")
+def test_four_gloo_ranks_of_one_host_that_is_not_named() -> None:
+    """On two cores the ends of one collective are tens of ms apart: no clock shows in that."""
+    trace = open_trace(sorted((KINETO / "gloo").glob("fsdp2_async_prefetch_rank*")))
+    assert trace.clock["method"].to_list() == [Method.REFERENCE] + [Method.SCATTERED] * 3
+    assert trace.clock["offset_ns"].to_list() == [0, 0, 0, 0]
+    assert min(trace.clock["residual_ns"].to_list()[1:]) > 5_000_000
+    assert [note.count for note in trace.notes if "clocks of their own" in note.what] == [3]
 
 
 @pytest.mark.skipif(not KINETO.is_dir(), reason="needs ../shared/traces")
