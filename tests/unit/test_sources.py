@@ -20,6 +20,7 @@ from fsdpviz.trace import open_trace
 from fsdpviz.trace.files import sources
 from fsdpviz.trace.files.ranks import rank_in_name
 from fsdpviz.trace.files.sniff import Format, format_of, top_level_keys
+from fsdpviz.trace.kineto.reader import read_recording
 from fsdpviz.trace.reading import readers as reading
 
 
@@ -95,10 +96,33 @@ def test_top_level_keys() -> None:
         ("epoch-2.pt.trace.json", "worker1", 1),
         ("host_4711.1694128201545.pt.trace.json", "", None),
         ("trace12.json", "", None),
+        ("local_rank1_rank9.json", "", 9),
+        ("local_rank_3.json", "", None),
+        ("LocalRank3.json", "rank7", 7),
+        ("node0_local_rank1.json", "", None),
+        ("node_rank2_local_rank1.json", "node_2", None),
+        ("trace.json", "local_rank1", None),
+        ("rank3_global_rank12.json", "", 12),
+        ("node1-local-rank0-global-rank8.pt.trace.json.gz", "", 8),
+        ("pp_rank0_tp_rank1_rank5.json", "", 5),
+        ("dp0_pp0_tp1_dcp0_ep1_rank1.1790.pt.trace.json.gz", "", 1),
+        ("worker0_rank4.json", "", 4),
+        ("fsdp_plain_rank2.json", "", 2),
+        ("ddp_rank2.json", "", 2),
     ],
 )
 def test_ranks_in_names(file: str, folder: str, rank: int | None) -> None:
     assert rank_in_name(file, folder) == rank
+
+
+@pytest.mark.parametrize(
+    ("stated", "rank"),
+    [(3, 3), ("3", 3), ("12", 12), ("", None), ("-1", None), ("x3", None), ("3.0", None), (True, None)],
+)
+def test_a_rank_is_stated_as_a_number_or_as_its_digits(tmp_path: Path, stated: Any, rank: int | None) -> None:
+    path = write_trace(tmp_path / "t.json", [op("aten::mm", 1, 1)], distributedInfo={"rank": stated})
+    assert reading.stated_rank(sources.Source(path, "t.json", Format.KINETO)) == rank
+    assert read_recording(path).rank == rank
 
 
 def test_ranks_not_asked_for_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,28 +15,40 @@ from ..meaning.spans import RankTables
 from ..table import Note
 from .parts import Part
 
-_NAMED = re.compile(r"(?:rank|worker)[_-]?(\d{1,6})(?!\d)", re.IGNORECASE)
+_NAMED = re.compile(r"(?P<what>[a-z]*?)[_-]?(?P<is_rank>rank|worker)[_-]?(?P<rank>\d{1,6})(?!\d)", re.IGNORECASE)
 _AT_END = re.compile(r"(?:^|(?P<what>[a-z]*)[_-])(?P<rank>\d{1,4})$", re.IGNORECASE)
 _ENDINGS = re.compile(
     r"(?:\.(?:pt|trace|json|gz|pickle|pkl|sqlite|sqlite3|db|bin))+$",
     re.IGNORECASE,
 )
 _COUNTS_SOMETHING_ELSE = frozenset({"step", "steps", "iter", "iteration", "epoch", "cycle", "world", "try", "attempt"})
+_COUNTS_SOMETHING_ELSE |= {"node", "rank", "worker"}  # "rank_3" was looked at before, and is a local one
+# a rank in a part of the run: of one host, among the hosts, along one axis of the mesh
+_OF_A_PART = frozenset({"local", "node", "group", "intra", "inter", "shard", "replicate"})
+_OF_A_PART |= {"pp", "tp", "dp", "cp", "ep", "sp", "mp", "etp", "dcp"}
+_OF_ALL = frozenset({"global", "world"})
 
 
 def rank_in_name(file_name: str, folder_name: str = "") -> int | None:
     """The rank that a file's name tells, else its folder's name; None where neither does.
 
-    ``rank3.json``, ``worker7_step_12.….pt.trace.json``, ``trace_2.json.gz``, ``dump_15``, ``rank5/trace.json``.
+    ``rank3.json``, ``worker7_step_12.….pt.trace.json``, ``trace_2.json.gz``, ``dump_15``, ``rank5/trace.json``; of
+    ``local_rank1_rank9.json`` it is 9, and ``tp_rank1.json`` tells none.
     """
-    if match := _NAMED.search(file_name):
-        return int(match[1])
+    if (rank := _named(file_name)) is not None:
+        return rank
     stem = _ENDINGS.sub("", file_name)
     match = _AT_END.search(stem)
     if match and (match["what"] or "").lower() not in _COUNTS_SOMETHING_ELSE:
         return int(match["rank"])
-    match = _NAMED.search(folder_name)
-    return int(match[1]) if match else None
+    return _named(folder_name)
+
+
+def _named(name: str) -> int | None:
+    """What follows ``global_rank``, else ``rank``, else ``worker``, whichever is first."""
+    found = [match for match in _NAMED.finditer(name) if match["what"].lower() not in _OF_A_PART]
+    found.sort(key=lambda match: (match["what"].lower() not in _OF_ALL, match["is_rank"].lower() != "rank"))
+    return int(found[0]["rank"]) if found else None
 
 
 def ranked(parts: Sequence[Part], notes: list[Note]) -> dict[int, Part]:

@@ -98,6 +98,13 @@ def size_of(value: Any) -> int | None:
     return value if type(value) is int and 0 < value < 2**31 else None
 
 
+def rank_of(value: Any) -> int | None:
+    """A rank, stated as a number or as its digits; None for whatever is none."""
+    if type(value) is str and value.isascii() and value.isdigit() and len(value) < 11:
+        value = int(value)
+    return value if type(value) is int and 0 <= value < 2**31 else None
+
+
 def message_of(arg: Args) -> Message | None:
     """None for arguments that are not a collective's."""
     if arg.collective is None and arg.group is None:

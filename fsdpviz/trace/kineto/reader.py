@@ -18,7 +18,7 @@ import polars as pl
 from ...base.errors import TraceError
 from ..reading.progress import Progress
 from ..table import Note, Tally, summed
-from .arguments import NO_NUMBER, Message, Tensors, integer_of
+from .arguments import NO_NUMBER, Message, Tensors, integer_of, rank_of
 from .blocks import ahead, blocks
 from .columns import Coded, ColumnBuilder
 from .events import EventReader
@@ -72,8 +72,7 @@ class Recording:
     def rank(self) -> int | None:
         """The rank that the file itself states."""
         info = self.header.get("distributedInfo")
-        rank = info.get("rank") if isinstance(info, dict) else None
-        return rank if isinstance(rank, int) and not isinstance(rank, bool) and 0 <= rank < 2**31 else None
+        return rank_of(info.get("rank")) if isinstance(info, dict) else None
 
     @property
     def group_size(self) -> int | None:

@@ -23,7 +23,7 @@ from .cache import cached, is_cached
 from .parallel import helpers_for, read_together
 from .progress import Progress, progress_bar
 
-_STATED = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*?"rank"\s*:\s*(\d{1,9})\s*[,}]')
+_STATED = re.compile(rb'"distributedInfo"\s*:\s*\{[^{}\[\]]*?"rank"\s*:\s*("?)(\d{1,9})\1\s*[,}]')
 _NO_SPANS: dict[str, list] = {name: [] for name in ("lane", "start_ns", "duration_ns", "name", "kind")}
 
 
@@ -77,7 +77,7 @@ def stated_rank(source: Source) -> int | None:
     if source.format is not Format.KINETO:
         return None
     match = _STATED.search(head_of(source.path, source.name))
-    return int(match[1]) if match else None
+    return int(match[2]) if match else None
 
 
 def read_source(source: Source, *, cache: bool = True, on_read: Progress = lambda read_bytes: None) -> list[Part]:
