@@ -209,7 +209,7 @@ def test_a_launch_is_found_by_its_id(tmp_path: Path) -> None:
         span("kernel", "nameless", 12, 1, process=0, thread=7),
     ]
     rows = Rows(read_recording(write_trace(tmp_path / "t.json", trace)))
-    issued = {rows.name_of(row): int(at) for row, at in enumerate(rows.launches())}
+    issued = {rows.name_of(row): int(at) for row, at in enumerate(rows.launches()[0])}
     calls = [row for row in range(len(rows)) if rows.name_of(row) == "cudaLaunchKernel"]
     assert issued == {
         "cudaLaunchKernel": calls[1],
@@ -219,6 +219,68 @@ def test_a_launch_is_found_by_its_id(tmp_path: Path) -> None:
         "orphan": -1,
         "nameless": -1,
     }
+
+
+def calls_and_kernels(tmp_path: Path, *spans: tuple[str, int, int, int]) -> dict[str, tuple[int, int] | None]:
+    """By kernel, process and start (µs) of the call that launched it. ``spans``: name (of a call, ""), process or
+    device, start in µs, correlation id.
+    """
+    trace = [
+        span("kernel", name, start, 1, process=process, thread=7, correlation=correlation)
+        if name
+        else span(
+            "cuda_runtime", "cudaLaunchKernel", start, 1, process=process, thread=process, correlation=correlation
+        )
+        for name, process, start, correlation in spans
+    ]
+    rows = Rows(read_recording(write_trace(tmp_path / "t.json", trace)))
+    launched_by, contested = rows.launches()
+    kernels = [row for row in range(len(rows)) if rows.is_device[row]]
+    calls = {row: int(launched_by[row]) for row in kernels}
+    assert len(contested) == sum(name.endswith("!") for name, *_ in spans)
+    return {
+        rows.name_of(row).rstrip("!"): (int(rows.processes[rows.lane[call]]), int(rows.start_ns[call]) // 1000)
+        if call >= 0
+        else None
+        for row, call in calls.items()
+    }
+
+
+def test_ids_of_two_processes_that_run_one_after_the_other(tmp_path: Path) -> None:
+    found = calls_and_kernels(tmp_path, ("", 100, 10, 1), ("", 200, 500, 1), ("k0!", 0, 20, 1), ("k1!", 1, 510, 1))
+    assert found == {"k0": (100, 10), "k1": (200, 500)}
+
+
+def test_ids_of_two_processes_in_lockstep_are_told_by_their_devices(tmp_path: Path) -> None:
+    """Device 0's kernels all come after process 100's calls; its first comes before 200's, the second after both."""
+    found = calls_and_kernels(
+        tmp_path,
+        *(("", 100, 10, 1), ("", 200, 25, 1), ("a!", 0, 20, 1), ("A!", 1, 27, 1)),
+        *(("", 100, 30, 2), ("", 200, 35, 2), ("b!", 0, 40, 2), ("B!", 1, 50, 2)),
+        *(("", 200, 60, 3), ("C", 1, 70, 3)),
+    )
+    assert found == {
+        **{"a": (100, 10), "b": (100, 30)},
+        **{"A": (200, 25), "B": (200, 35), "C": (200, 60)},
+    }
+
+
+def test_ids_of_two_processes_on_one_device_are_told_by_the_last_call_before(tmp_path: Path) -> None:
+    found = calls_and_kernels(
+        tmp_path,
+        *(("", 100, 10, 1), ("a!", 0, 20, 1), ("b!", 0, 510, 1), ("", 200, 500, 1)),
+        *(("", 100, 30, 2), ("c", 0, 40, 2), ("", 200, 600, 3), ("d", 0, 610, 3)),
+    )
+    assert found == {"a": (100, 10), "b": (200, 500), "c": (100, 30), "d": (200, 600)}
+
+
+def test_a_graph_s_kernels_are_its_launch_s_in_files_of_two_processes(tmp_path: Path) -> None:
+    found = calls_and_kernels(
+        tmp_path,
+        *(("", 100, 10, 1), ("", 200, 11, 2)),
+        *(("a", 0, 20, 1), ("b", 0, 30, 1), ("c", 1, 30, 2), ("orphan", 1, 40, 9)),
+    )
+    assert found == {"a": (100, 10), "b": (100, 10), "c": (200, 11), "orphan": None}
 
 
 def test_codes_made_afterwards_are_those_of_the_reader(tmp_path: Path) -> None:

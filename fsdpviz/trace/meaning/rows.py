@@ -15,6 +15,7 @@ from ..kineto.arguments import NO_NUMBER, Message, Tensors
 from ..kineto.columns import Coded
 from ..kineto.reader import Recording
 from .classify import DEVICE_CATEGORIES
+from .contested import chosen
 
 # how every name begins that a pattern is asked about: most names are looked at once, not once a pattern
 MARKED = re.compile(
@@ -105,26 +106,51 @@ class Rows:
         pairs, which = self.pairs
         return np.fromiter((decides(*pair) for pair in pairs), bool, len(pairs))[which]
 
-    def launches(self) -> np.ndarray:
+    def launches(self) -> tuple[np.ndarray, np.ndarray]:
         """By row, the row of the call that launched a device span: itself for host rows, −1 where the file has
-        none. Of several calls with one id the first is taken.
+        none. And the device spans whose id calls of several processes have: see ``contested``.
+
+        Of several calls of one process with one id the first is taken: the driver's is inside the runtime's.
         """
         found = np.arange(len(self))
         device = self.is_device.nonzero()[0]
+        contested = device[:0]
         if not len(device):
-            return found
+            return found, contested
         calls = (
             self.in_categories(lambda name: name.endswith(("_runtime", "_driver"))) & (self.correlation != NO_NUMBER)
         ).nonzero()[0]
         found[device] = -1
-        if not len(calls):
-            return found
+        choices = [self._first_calls(mine, device) for mine in self._by_process(calls)]
+        if len(choices) == 1:
+            found[device] = choices[0]
+        elif choices:
+            table = np.array(choices)
+            contested = device[(table >= 0).sum(axis=0) > 1]
+            process = self._process[self.lane[device]]
+            found[device] = chosen(table, self.start_ns[table], self.start_ns[device], process)
+        return found, contested
+
+    def _first_calls(self, calls: np.ndarray, device: np.ndarray) -> np.ndarray:
+        """Of each device span the first of the calls that has its id, −1 where none has."""
         calls = calls[np.argsort(self.correlation[calls], kind="stable")]
         ids = self.correlation[calls]
         at = np.minimum(np.searchsorted(ids, self.correlation[device], "left"), len(ids) - 1)
-        has_call = ids[at] == self.correlation[device]
-        found[device[has_call]] = calls[at[has_call]]
-        return found
+        return np.where(ids[at] == self.correlation[device], calls[at], -1)
+
+    def _by_process(self, rows: np.ndarray) -> list[np.ndarray]:
+        """The rows of each process that has any of them."""
+        has_any = np.zeros(len(self.processes), bool)
+        has_any[self.lane[rows]] = True
+        if len({self.processes[lane] for lane in has_any.nonzero()[0].tolist()}) == 1:  # as in most files
+            return [rows]
+        return [rows[self._process[self.lane[rows]] == process] for process in np.unique(self._process[has_any])]
+
+    @cached_property
+    def _process(self) -> np.ndarray:
+        """By lane, which process it is of."""
+        number = {process: at for at, process in enumerate(dict.fromkeys(self.processes))}
+        return np.array([number[process] for process in self.processes])
 
 
 def _by_code(column: Coded, decides: Callable[[str], bool]) -> np.ndarray:

@@ -68,7 +68,7 @@ class _Rank:
         self.tensors, self.messages = rows.tensors, rows.messages
         self.main = main_lane(rows)
         # host lane and time at which each span was issued; lane −1 where the file has no launch
-        self.issue_row = rows.launches()
+        self.issue_row, contested = rows.launches()
         has_issue = self.issue_row >= 0
         self.point_lane = np.where(has_issue, self.lane[self.issue_row], -1).astype(np.int64)
         self.point_ns = np.where(has_issue, self.start_ns[self.issue_row], 0)
@@ -77,6 +77,7 @@ class _Rank:
             "device spans without a launch in the file: no unit, no phase",
             (rows.runs_on_device & ~has_issue).nonzero()[0],
         )
+        self._note("device spans with one id for calls of several processes: whose they are is told by time", contested)
         self.dtype: dict[int, str] = {}  # of collectives, by row
         self.group_size: dict[int, int] = {}
         self.units = Codes()
