@@ -114,6 +114,81 @@ def test_control_characters_and_bad_utf8_are_repaired(tmp_path: Path) -> None:
     assert whats(recording) == ["bytes that are no UTF-8, replaced", "control characters, replaced by spaces"]
 
 
+EVENT = '{"ph":"X","cat":"kernel","name":"%s","pid":0,"tid":7,"ts":1,"dur":2%s}'
+
+
+@pytest.mark.parametrize(
+    "form", ["[%s]", '{"schemaVersion":1,"traceEvents":[%s]}', '[%s,{"ph":3}]', '[%s,{"ph":"X"},{,}]']
+)
+@pytest.mark.parametrize(
+    ("spelled", "read", "halves"),
+    [
+        (r"b\ud800c", "b\ufffdc", 1),
+        (r"b\uDC00", "b\ufffd", 1),
+        (r"\ud83d\ud83d\ude00", "\ufffd\U0001f600", 1),  # a half, and then a pair
+        (r"\ude00\ud83d", "\ufffd\ufffd", 2),
+        (r"b\\ud800c", r"b\ud800c", 0),  # a backslash, and then letters
+        (r"b\\\ud800", "b\\\ufffd", 1),
+        (r"\ud83d\ude00", "\U0001f600", 0),
+    ],
+)
+def test_half_a_character_does_not_cost_its_event(
+    tmp_path: Path, form: str, spelled: str, read: str, halves: int
+) -> None:
+    path = tmp_path / "t.json"
+    path.write_text(form % ",".join((EVENT % ("a", ""), EVENT % (spelled, ""), EVENT % ("d", ""))))
+    recording = read_recording(path)
+    assert recording.events["name"].to_list()[:3] == ["a", read, "d"]
+    assert [note.count for note in recording.notes if "halves" in note.what] == ([halves] if halves else [])
+
+
+def test_half_a_character_in_arguments_and_in_the_header(tmp_path: Path) -> None:
+    arguments = r',"args":{"\ud800":"\udfff","correlation":5}'
+    path = tmp_path / "t.json"
+    path.write_text('{"host_name":"\\ud800","traceEvents":[%s]}' % (EVENT % ("a", arguments)))
+    recording = read_recording(path)
+    assert recording.events.select("name", "correlation").rows() == [("a", 5)]
+    assert recording.header["host_name"] == "\ufffd"
+
+
+def test_a_damaged_block_keeps_events_that_can_be_cleaned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What stands between the events is no JSON, so that each event is looked at alone."""
+    monkeypatch.setattr("fsdpviz.trace.kineto.events._DAMAGED_BYTES", 1000)
+    monkeypatch.setattr("fsdpviz.trace.kineto.blocks.BLOCK_BYTES", 2000)
+    path = tmp_path / "t.json"
+    half, many = r"b\ud800", ",".join(EVENT % (f"n{number}", "") for number in range(100))
+    path.write_text(f"[{EVENT % (half, '')},{{,}},{EVENT % ('c' + chr(1), '')},{many}]")
+    assert read_recording(path).events["name"].to_list()[:3] == ["b\ufffd", "c ", "n0"]
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        '"extra":{"traceEvents":[%s]}',
+        '"extra":[[{"a":1,"traceEvents" : [%s]}]]',
+        '"extra":{"traceEvents":[%s]},"more":{"note":"}]{","traceEvents":[%s]}',
+        '"bad":"\x01","extra":{"traceEvents":[%s]}',
+    ],
+)
+def test_a_list_of_that_name_in_another_value_is_not_the_file_s(tmp_path: Path, before: str) -> None:
+    path = tmp_path / "t.json"
+    nested = before.replace("%s", EVENT % ("wrong", ""))
+    own = '"host_name":"h","traceEvents":[' + EVENT % ("right", "") + '],"baseTimeNanoseconds":7'
+    path.write_text("{" + nested + "," + own + "}")
+    recording = read_recording(path)
+    assert recording.events.select("name", "start_ns").rows() == [("right", 1007)]
+    assert recording.header["host_name"] == "h"
+    assert recording.notes == ()
+
+
+def test_a_list_that_is_in_another_value_only_is_read_with_a_note(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text('{"extra":{"traceEvents":[%s]}}' % (EVENT % ("a", "")))
+    recording = read_recording(path)
+    assert recording.events["name"].to_list() == ["a"]
+    assert "traceEvents inside another value, read as the file's own" in [note.what for note in recording.notes]
+
+
 def test_nan_in_arguments_is_read_past(tmp_path: Path) -> None:
     text = json.dumps(document([op("aten::mm", 1, 2, flops=float("nan"), bandwidth=float("-inf"))]))
     assert "NaN" in text

@@ -125,6 +125,12 @@ def test_a_rank_is_stated_as_a_number_or_as_its_digits(tmp_path: Path, stated: A
     assert read_recording(path).rank == rank
 
 
+def test_a_rank_stated_in_another_value_is_not_the_file_s(tmp_path: Path) -> None:
+    path = tmp_path / "t.json"
+    path.write_text('{"copied":{"distributedInfo":{"rank":5}},"distributedInfo":{"rank":1},"traceEvents":[]}')
+    assert reading.stated_rank(sources.Source(path, "t.json", Format.KINETO)) == 1
+
+
 def test_ranks_not_asked_for_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for rank in (0, 1, 2):
         (tmp_path / f"{rank}.json").write_bytes(trace_of(rank))

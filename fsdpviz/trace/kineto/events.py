@@ -22,7 +22,7 @@ import msgspec
 from ...base.errors import TraceError
 from ..table import Note
 from .arguments import ABSENT, NO_ARGS, Args
-from .repair import clean, refuse_other_formats, salvage, whole_events
+from .repair import clean, nesting, refuse_other_formats, salvage, whole_events
 from .scanned import Scanned
 from .scanner import Scanner
 
@@ -168,18 +168,42 @@ class EventReader:
         if match := _LIST.match(self._pending):
             self._opening, self._start = b"[", match.end()
             return
+        if begin := self._own_list():
+            self._opening, self._start = _OPENING, begin
+        elif len(self._pending) > LONGEST_EVENT_BYTES:
+            raise TraceError(f"{self.path} is not a trace: no traceEvents in its first {LONGEST_EVENT_BYTES >> 20} MiB")
+
+    def _own_list(self) -> int:
+        """Where the file's own list of events begins, 0 where none does; the header is what stands before it.
+
+        A list of that name inside another value does not count, as long as the file has one of its own.
+        """
+        nested = depth = counted = 0
+        for match in self._lists():
+            before = self._pending[: match.end()] + b"]}"
+            header = None if nested else _header_in(before)  # that it is JSON is the proof
+            if header is None:
+                depth, counted = depth + nesting(self._pending[counted : match.start()]), match.start()
+                header = _header_in(before) or {} if depth == 1 else None
+            if header is not None:
+                self.header = header
+                return match.end()
+            nested = nested or match.end()
+        if nested:
+            self._notes.append(Note("traceEvents inside another value, read as the file's own", 1))
+        return nested
+
+    def _lists(self) -> Iterator[re.Match[bytes]]:
+        """Whatever is called like the list of events, in order; the file is read as far as it takes."""
         searched = 0
-        while (match := _START.search(self._pending, searched)) is None and not self._is_last:
-            searched = max(0, len(self._pending) - 100)
-            if len(self._pending) > LONGEST_EVENT_BYTES:
-                raise TraceError(
-                    f"{self.path} is not a trace: no traceEvents in its first {LONGEST_EVENT_BYTES >> 20} MiB"
-                )
+        while True:
+            while match := _START.search(self._pending, searched):
+                yield match
+                searched = match.end()
+            if self._is_last or len(self._pending) > LONGEST_EVENT_BYTES:
+                return
+            searched = max(searched, len(self._pending) - 100)
             self._read_more()
-        if match is not None:
-            self._opening = _OPENING
-            self.header = _header_in(self._pending[: match.end()] + b"]}")
-            self._start = match.end()
 
     def _drop_opening(self) -> None:
         self._pending, self._start = self._pending[self._start :], 0
@@ -314,10 +338,24 @@ class EventReader:
             try:
                 events.append(_event_of(text))
             except (msgspec.DecodeError, RecursionError):
-                odd.append(bytes(text)[:60].decode("utf-8", "replace"))
+                event = self._cleaned(text)
+                if event is None:
+                    odd.append(bytes(text)[:60].decode("utf-8", "replace"))
+                else:
+                    events.append(event)
         if odd:
             self._notes.append(Note("entries of traceEvents that are no events, left out", len(odd), odd[0]))
         return events
+
+    def _cleaned(self, text: bytes | msgspec.Raw) -> Any:
+        """The event once what JSON forbids is replaced; None where that is not enough."""
+        mended, repairs = clean(bytes(text))
+        try:
+            event = _event_of(mended) if repairs else None
+        except (msgspec.DecodeError, RecursionError):
+            return None
+        self._notes += repairs if event is not None else ()
+        return event
 
 
 def _is_utf8(text: bytes) -> bool:
@@ -351,11 +389,11 @@ def _header(file: _File) -> dict[str, Any]:
     return {key: value for key, value in header.items() if value is not None}
 
 
-def _header_in(text: bytes) -> dict[str, Any]:
-    """What stands before the events; nothing where that is damaged beyond cleaning."""
+def _header_in(text: bytes) -> dict[str, Any] | None:
+    """What stands before the events; None where that is damaged beyond cleaning."""
     for mended in (bytes, lambda damaged: clean(damaged)[0]):
         try:
             return _header(_HEADER_DECODER.decode(mended(text)))
         except (msgspec.DecodeError, RecursionError):
             continue
-    return {}
+    return None

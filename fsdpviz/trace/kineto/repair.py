@@ -1,7 +1,7 @@
 """From the bytes of a file to the text of its events, when the file is not the JSON it should be.
 
-Recorded files hold control characters inside strings, bytes that are no UTF-8, ``NaN`` where JSON has none,
-or end in the middle of an event. What is whole is read; each repair is noted.
+Recorded files hold control characters inside strings, bytes that are no UTF-8, halves of characters, ``NaN`` where
+JSON has none, or end in the middle of an event. What is whole is read; each repair is noted.
 """
 
 from __future__ import annotations
@@ -17,6 +17,12 @@ from ..table import Note
 _CONTROL = bytes(range(0x20)).translate(None, b"\t\n\r")
 _TO_SPACE = bytes(0x20 if byte < 0x20 else byte for byte in range(256))
 _NOT_JSON_NUMBER = re.compile(rb"(?<=[:,\[])\s*-?(?:NaN|Infinity|nan|inf)(?=\s*[,\]}])")
+_HALF = re.compile(rb"\\u[dD][89a-fA-F]")
+# every escape in turn, so that what follows an escaped backslash is none
+_ESCAPE = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.DOTALL
+)
+_NESTING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{\[]|([}\]])', re.DOTALL)
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _NEXT_EVENT = re.compile(r"\}\s*,\s*(?=\{)")
 _BLANK = re.compile(r"[\s,]*")
@@ -45,7 +51,9 @@ def refuse_other_formats(path: Path, data: bytes) -> None:
 
 
 def clean(data: bytes) -> tuple[bytes, list[Note]]:
-    """``data`` with what JSON forbids replaced: bad UTF-8, control characters, NaN and infinities."""
+    """``data`` with what JSON forbids replaced: bad UTF-8, halves of characters, control characters, NaN and
+    infinities.
+    """
     notes: list[Note] = []
     try:
         data.decode("utf-8")
@@ -55,6 +63,10 @@ def clean(data: bytes) -> tuple[bytes, list[Note]]:
             Note("bytes that are no UTF-8, replaced", text.count("\ufffd"), repr(data[error.start : error.end]))
         )
         data = text.encode("utf-8")
+    if _HALF.search(data):
+        data, halves = _without_halves(data)
+        if halves:
+            notes.append(Note("halves of characters (lone surrogates), replaced", len(halves), halves[0]))
     controls = len(data) - len(data.translate(None, _CONTROL))
     # a line break is blank between values and forbidden inside a string; a space does for both
     data = data.translate(_TO_SPACE)
@@ -64,6 +76,27 @@ def clean(data: bytes) -> tuple[bytes, list[Note]]:
     if numbers:
         notes.append(Note("NaN or infinity where JSON has none, read as null", numbers))
     return data, notes
+
+
+def _without_halves(data: bytes) -> tuple[bytes, list[str]]:
+    """An escape of UTF-16 that has no partner stands for no character."""
+    halves: list[str] = []
+
+    def whole(escape: re.Match[bytes]) -> bytes:
+        if not escape[1]:
+            return escape[0]
+        halves.append(escape[1].decode())
+        return b"\\ufffd"
+
+    return _ESCAPE.sub(whole, data), halves
+
+
+def nesting(text: bytes) -> int:
+    """How many objects and lists are open at the end of the text, which is not inside a string."""
+    found = 0
+    for token in _NESTING.finditer(text):
+        found += -1 if token[1] else token[0][:1] != b'"'
+    return found
 
 
 def salvage(data: bytes) -> tuple[list[bytes], dict[str, Any], list[Note]] | None:

@@ -16,6 +16,7 @@ from ..files.ranks import rank_in_name
 from ..files.sniff import Format, head_of
 from ..files.sources import Source
 from ..kineto.reader import read_recording
+from ..kineto.repair import nesting
 from ..meaning.spans import rank_tables
 from ..nsight.export import read_export
 from ..table import Note
@@ -76,7 +77,8 @@ def stated_rank(source: Source) -> int | None:
     """The rank in the first 64 KiB of a Kineto file; None where it does not stand there."""
     if source.format is not Format.KINETO:
         return None
-    match = _STATED.search(head_of(source.path, source.name))
+    head = head_of(source.path, source.name)
+    match = next((match for match in _STATED.finditer(head) if nesting(head[: match.start()]) == 1), None)
     return int(match[2]) if match else None
 
 
