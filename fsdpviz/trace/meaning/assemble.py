@@ -58,7 +58,9 @@ def assembled(
     recording: Recording, rows: Rows, decided: Decided, rank: int, lane_names: Mapping[str, str]
 ) -> RankTables:
     """The tables of ``rank``, with SPAN_SCHEMA's columns and its like."""
-    issued = _Known(decided.issued_lane >= 0)
+    step, size, launch, issue = _Known.each(
+        decided.step >= 0, decided.bytes >= 0, rows.correlation > 0, decided.issued_lane >= 0
+    )
     columns: dict[str, Any] = {
         "rank": np.full(len(rows), rank, np.int32),
         "lane": rows.lane,
@@ -68,13 +70,13 @@ def assembled(
         "kind": taken(_KINDS, decided.kind),
         "unit": _coded(decided.units, decided.unit),
         "phase": _coded([*PHASE_CODE], decided.phase),
-        "step": _Known(decided.step >= 0).column(decided.step, pl.Int32),
-        "bytes": _Known(decided.bytes >= 0).column(decided.bytes, pl.Int64),
+        "step": step.column(decided.step, pl.Int32),
+        "bytes": size.column(decided.bytes, pl.Int64),
         **_said(rows, decided),
-        "launch": _Known(rows.correlation > 0).column(rows.correlation, pl.Int64),
+        "launch": launch.column(rows.correlation, pl.Int64),
         "depth": depths(rows.lane, rows.start_ns, rows.end_ns),
-        "issued_lane": issued.column(decided.issued_lane, pl.Int32),
-        "issued_ns": issued.column(decided.issued_ns, pl.Int64),
+        "issued_lane": issue.column(decided.issued_lane, pl.Int32),
+        "issued_ns": issue.column(decided.issued_ns, pl.Int64),
     }
     return RankTables(
         spans=frame_of(SPAN_SCHEMA, columns),
@@ -128,18 +130,28 @@ def _coded(texts: list[str], codes: np.ndarray) -> pl.Series:
     return taken(pl.Series([*texts, None], dtype=pl.String), np.where(is_null, len(texts), codes))
 
 
+@dataclass(frozen=True)
 class _Known:
-    """Makes columns that are null outside some rows."""
+    """Makes columns that are null outside some rows; ``mask`` is None where they are all rows, or none."""
 
-    def __init__(self, is_known: np.ndarray) -> None:
-        self._rows, self._count = len(is_known), np.count_nonzero(is_known)
-        self._mask = pl.Series(is_known) if 0 < self._count < self._rows else None
+    count: int
+    mask: pl.Series | None
+
+    @classmethod
+    def each(cls, *masks: np.ndarray) -> list[_Known]:
+        """One for each mask, all of one length. They become one Series: making it costs more than what is in it."""
+        rows, counts = len(masks[0]), [int(np.count_nonzero(mask)) for mask in masks]
+        together = pl.Series(np.concatenate(masks))
+        return [
+            cls(count, together.slice(number * rows, rows) if 0 < count < rows else None)
+            for number, count in enumerate(counts)
+        ]
 
     def column(self, values: np.ndarray, dtype: Any) -> pl.Series:
-        if not self._count:
-            return _nulls(self._rows, dtype)
+        if not self.count:
+            return _nulls(len(values), dtype)
         known = pl.Series(values.astype(_NUMPY[dtype], copy=False))
-        return known if self._mask is None else known.zip_with(self._mask, _NULL[dtype])
+        return known if self.mask is None else known.zip_with(self.mask, _NULL[dtype])
 
 
 def _nulls(count: int, dtype: Any) -> pl.Series:
