@@ -138,6 +138,11 @@ def test_the_parent_beats_the_argument_and_the_argument_the_name() -> None:
         ("gpu_memcpy", "Memcpy D2S(DEVICE -> SHARED)", "", Kind.D2D),
         ("gpu_memcpy", "Memcpy M2H(MEMORY -> HOST)", "", Kind.HOST),
         ("gpu_memset", "Memset (Device)", "", Kind.MEMSET),
+        # other devices
+        ("mtia_ccp_events", "gemm", "", Kind.COMPUTE),
+        ("collective_comm", "allreduce", "", Kind.ALL_REDUCE),
+        ("collective_comm", "hccl op 7", "c10d::_allgather_base_", Kind.ALL_GATHER),
+        ("collective_comm", "hccl op 7", "", Kind.P2P),
     ],
 )
 def test_copies(category: str, name: str, parent: str, kind: Kind) -> None:
@@ -160,6 +165,9 @@ def test_copies(category: str, name: str, parent: str, kind: Kind) -> None:
         ("cuda_driver", "cuLaunchKernel", Kind.HOST),
         ("python_function", "train.py(3): step", Kind.HOST),
         ("overhead", "Activity Buffer Request", Kind.HOST),
+        ("cuda_profiler_range", "range 3", Kind.ANNOTATION),
+        ("hpu_op", "gemm", Kind.HOST),
+        ("mtia_runtime", "launch", Kind.HOST),
         ("telepathy", "aten::mm", None),
     ],
 )

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from ...base.kinds import COMMUNICATION, Kind
 from ...base.labels import parse_label
 
-DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
-ANNOTATIONS = frozenset({"user_annotation", "gpu_user_annotation", "Trace"})
-_HOST_CATEGORIES = frozenset({"cpu_op", "python_function", "overhead", ""})
+# as libkineto's ActivityType.h names what devices do: "mtia_ccp_events" are MTIA's kernels
+DEVICE_CATEGORIES = frozenset({"kernel", "gpu_memcpy", "gpu_memset", "mtia_ccp_events", "collective_comm"})
+ANNOTATIONS = frozenset({"user_annotation", "gpu_user_annotation", "cuda_profiler_range", "Trace"})
+_HOST_CATEGORIES = frozenset({"cpu_op", "python_function", "overhead", "hpu_op", "mtia_insight", "mtia_workloadd", ""})
 
 _LINK_KINDS = {kind.value: kind for kind in COMMUNICATION | {Kind.H2D, Kind.D2H}}
 
@@ -126,7 +127,7 @@ def device_kind(category: str, name: str, collective: str, parent: str) -> Kind:
         return next((kind for pattern, kind in _COPIES if pattern.search(name)), Kind.D2D)
     if _is_kernel(name, _WAITING_WORDS, _WAITING_KERNEL):
         return Kind.WAIT
-    if not is_collective_kernel(name):
+    if category != "collective_comm" and not is_collective_kernel(name):
         return Kind.COMPUTE
     return collective_in(parent) or collective_in(collective) or _collective_of_kernel(name)
 

@@ -323,7 +323,7 @@ class _Rank:
             category = self.rows.category_of(row)
             kind = kind_of(category, self.rows.name_of(row), message.collective if message else "", parent)
             self.kind[row] = KIND_CODE[kind]
-            if kind not in COMMUNICATION or category != "kernel":
+            if kind not in COMMUNICATION or category == "gpu_memcpy":  # a copy says its own bytes
                 continue
             issuer, own = (self.tensors.get(-1 if at is None else at) for at in (operator_row, range_row))
             if message:
