@@ -82,7 +82,7 @@ def _breakdown(trace: Trace) -> tuple[str, ...]:
     if not _count(trace, WORK):
         return ("nothing in it is work: no kernel, no copy, no operator. Record ProfilerActivity.CPU or CUDA",)
     if trace.steps.is_empty():
-        return "", "it has no ProfilerStep ranges, so that the recording is taken whole"
+        return "", "it has no ranges of steps (ProfilerStep#N, step N), so that the recording is taken whole"
     return ("",)
 
 

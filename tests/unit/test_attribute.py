@@ -165,6 +165,30 @@ def test_an_optimizer_that_launches_nothing_runs_on_the_host(tmp_path: Path) -> 
     assert trace.units.select("event", "needed_ns").rows() == [("reduce_scatter", 22_000), ("d2h", 22_000)]
 
 
+@pytest.mark.parametrize("name", ["iteration {}", "step_{}", "Train Step: {}", "iter#{}"])
+def test_steps_that_a_program_counts(tmp_path: Path, name: str) -> None:
+    """Nsight has no steps of a profiler; people push ranges of their own."""
+    events = [mark(name.format(7), 0, 50), mark(name.format(8), 50, 50)]
+    events += launched("kernel", "sgemm", 60, 110, 10, correlation=1)
+    trace = opened(tmp_path, events)
+    assert trace.steps["step"].to_list() == [7, 8]
+    assert work(trace) == [("sgemm", "compute", None, None, 8)]
+    assert whats(trace) == ["steps taken from the program's own ranges; the profiler's are not there"]
+    # the profiler's own say it better
+    assert opened(tmp_path, [mark("ProfilerStep#3", 0, 100), *events]).steps["step"].to_list() == [3]
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [[("step 1", 0, 40), ("step 2", 10, 20)], [("iter 1", 0, 10), ("iter 1", 20, 10)], [("steps", 0, 9)]],
+    ids=["nested", "twice", "without a number"],
+)
+def test_ranges_that_do_not_count_steps(tmp_path: Path, ranges: list[tuple[str, int, int]]) -> None:
+    trace = opened(tmp_path, [mark(*given) for given in ranges])
+    assert trace.steps.is_empty()
+    assert trace.notes == ()
+
+
 def test_a_step_that_two_threads_record_is_one(tmp_path: Path) -> None:
     events = [
         mark("ProfilerStep#1", 0, 50),

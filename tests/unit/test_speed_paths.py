@@ -384,6 +384,7 @@ ASKED = [
 ]
 NAMES = [
     *("FSDP::pre_forward (a)", "fsdpviz::forward", "Optimizer.step#AdamW.step", "ProfilerStep#3", "## forward ##"),
+    *("Train_step 3", "iteration 3"),
     *("DistributedDataParallel.forward", "FullyShardedDataParallel.forward", "enumerate(DataLoader)#_SingleProcess"),
     *(
         "autograd::engine::evaluate_function: MmBackward0",

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from .fsdp1 import fsdp1_labels
 from .windows import Windows
 
 _STEP = re.compile(r"^ProfilerStep\s*#(\d{1,9})$")
+_COUNTED = re.compile(r"^(?:train(?:ing)?[ _-]?)?(?:step|iter(?:ation)?)[ _:#=-]*(\d{1,9})$", re.IGNORECASE)
 _OPTIMIZER = re.compile(r"^Optimizer\.step#")
 _HAND_WRITTEN = re.compile(r"^##\s*(forward|backward|optimizer)\s*##$")
 _FORWARD = ("DistributedDataParallel.forward", "FullyShardedDataParallel.forward")
@@ -52,6 +54,7 @@ class Attribution:
     optimizer: Windows[str]
     steps: Windows[int]
     has_loop_ranges: bool  # fsdpviz::forward and the like, which leave nothing to guess
+    counted: Sequence[str] = ()  # names of the ranges that were taken for steps where the profiler's are not there
 
     @property
     def knows_backward(self) -> bool:
@@ -75,16 +78,38 @@ def attribution(ranges: Sequence[Range]) -> Attribution:
     phases += _forward_or_recompute(forward, phases)
     of_fsdp = [(item, label) for item, label in labelled if label.family == "FSDP"]
     optimizers = {name for name, label in labels.items() if _steps_optimizer(name, label)}
-    numbers = {name: int(match[1]) for name in labels if (match := _STEP.match(name))}
+    numbered, is_profilers = _steps_of_profiler_or_program(ordered, labels)
     return Attribution(
         units=Windows([*forward, *backward, *_own_windows(labelled)]),
         # around a block lie other units' collectives too, and such as are no unit's: DDP's buckets, tensor parallelism
         issuers=Windows(_own_windows(of_fsdp)),
         phases=Windows(phases),
         optimizer=Windows([item for item in ordered if item[3] in optimizers]),
-        steps=Windows(_steps([(item, numbers[item[3]]) for item in ordered if item[3] in numbers])),
+        steps=Windows(_steps(numbered)),
         has_loop_ranges=any(label.family == "fsdpviz" and label.phase in _LOOP_PHASES for _, label in labelled),
+        counted=[] if is_profilers else [item[3] for item, _ in numbered],
     )
+
+
+def _steps_of_profiler_or_program(
+    ordered: Sequence[Range], names: Iterable[str]
+) -> tuple[list[tuple[Range, int]], bool]:
+    """Ranges of steps with their numbers, and whether they are the profiler's. Without those they are what a program
+    calls step or iteration, if no number comes twice (an epoch begins anew) and none is in another (micro-batches).
+    """
+    names = list(names)
+    if found := _numbered(ordered, names, _STEP):
+        return found, True
+    found = _numbered(ordered, names, _COUNTED)
+    times = sorted(item[1:3] for item, _ in found)
+    is_clear = len({number for _, number in found}) == len(found)
+    is_clear &= all(end <= begin for (_, end), (begin, _) in pairwise(times))
+    return found if is_clear else [], False
+
+
+def _numbered(ordered: Sequence[Range], names: Sequence[str], pattern: re.Pattern[str]) -> list[tuple[Range, int]]:
+    numbers = {name: int(match[1]) for name in names if (match := pattern.match(name))}
+    return [(item, numbers[item[3]]) for item in ordered if item[3] in numbers]
 
 
 def _steps(numbered: Iterable[tuple[Range, int]]) -> list[tuple[int, int, int, int]]:

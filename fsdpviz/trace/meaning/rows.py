@@ -20,7 +20,7 @@ from .contested import chosen
 # how every name begins that a pattern is asked about: most names are looked at once, not once a pattern
 MARKED = re.compile(
     r"FSDP::|fsdpviz::|FullySharded|Distributed|Optimizer\.|ProfilerStep|##|autograd::engine|enumerate\(|_?c10d|symm_mem::"
-    r"|vllm::|gloo:|nccl:"
+    r"|vllm::|gloo:|nccl:|(?i:train|step|iter)"
 )
 _FEW = 500  # rows that are sorted sooner than prepared for sorting
 _ON_DEVICE = DEVICE_CATEGORIES | {"gpu_user_annotation", "cuda_sync"}

@@ -39,7 +39,7 @@ __all__ = ["RankTables", "rank_tables"]
 
 _NAMES_A_RANGE = re.compile(
     r"^(?:FSDP::|fsdpviz::|Optimizer\.|ProfilerStep|##|DistributedDataParallel\.forward"
-    r"|FullyShardedDataParallel\.|autograd::engine::evaluate_function|enumerate\(DataLoader\))"
+    r"|FullyShardedDataParallel\.|autograd::engine::evaluate_function|enumerate\(DataLoader\)|(?i:train|step|iter))"
 )
 # by code of a kind
 _COMMUNICATES = is_among(COMMUNICATION)
@@ -82,6 +82,9 @@ class _Rank:
         self.group_size: dict[int, int] = {}
         self.units = Codes()
         self.windows = self._windows()
+        if counted := self.windows.counted:
+            what = "steps taken from the program's own ranges; the profiler's are not there"
+            self.notes.append(Note(what, len(counted), counted[0]))
 
     def _windows(self) -> Attribution:
         rows = (self.rows.named(_NAMES_A_RANGE) & self.rows.in_categories(("user_annotation", "cpu_op"))).nonzero()[0]

@@ -34,7 +34,7 @@ _SYNCS = {1: "Event Sync", 2: "Stream Wait Event", 3: "Stream Sync", 4: "Context
 
 _RANGE_OF_A_PERSON = re.compile(
     r"^(?:FSDP::|fsdpviz::|nccl:|nccl[A-Z]|gloo:|ProfilerStep|Optimizer\.|DistributedDataParallel\.|FullyShardedData"
-    r"|enumerate\(|##)"
+    r"|enumerate\(|##|(?i:train|step|iter))"
 )
 # what emit_nvtx writes behind an operator's name, always with op_id in newer versions, with seq in older ones
 _TAIL = re.compile(r", (?:op_id|seq) = \d+(?:,.*)?$", re.DOTALL)
