@@ -20,7 +20,7 @@ overlap: no moment counts for two steps. Of a selection the windows are those of
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -65,19 +65,25 @@ class Window:
 
 def windows(trace: Trace, rank: int) -> list[Window]:
     """The rank's windows, in order, of the steps and the time that were selected. See [Note: the window of a step]."""
-    whole = trace.whole
-    work = whole.spans.filter((pl.col("rank") == rank) & pl.col("kind").is_in(_values(WORK)))
+    found = _windows(trace.whole, rank)
+    if trace.context is None:
+        return found
+    chosen = set(trace.steps.filter(pl.col("rank") == rank)["step"])
+    found = [window for window in found if window.step is None or window.step in chosen]
+    return list(_within(found, *trace.context.bounds_ns)) if trace.context.bounds_ns else found
+
+
+def _windows(trace: Trace, rank: int) -> list[Window]:
+    work = trace.spans.filter((pl.col("rank") == rank) & pl.col("kind").is_in(_values(WORK)))
     steps = trace.steps.filter(pl.col("rank") == rank).sort("start_ns")
     if steps.is_empty():
         if work.is_empty():
             return []
         ends_ns = work["start_ns"] + work["duration_ns"]
-        found = [Window(rank, None, _bound(work["start_ns"].min()), _bound(ends_ns.max()))]
-    else:
-        is_on_device = not trace.lanes.filter((pl.col("rank") == rank) & pl.col("is_device")).is_empty()
-        # a device whose file holds no launch at all has steps by time only
-        found = (is_on_device and _device_windows(work, rank, steps["step"].to_list())) or _host_windows(steps, rank)
-    return list(_within(found, *trace.bounds_ns)) if trace.bounds_ns else found
+        return [Window(rank, None, _bound(work["start_ns"].min()), _bound(ends_ns.max()))]
+    is_on_device = not trace.lanes.filter((pl.col("rank") == rank) & pl.col("is_device")).is_empty()
+    # a device whose file holds no launch at all has steps by time only
+    return (is_on_device and _device_windows(work, rank)) or _host_windows(steps, rank)
 
 
 def _within(found: Iterable[Window], start_ns: int, end_ns: int) -> Iterator[Window]:
@@ -95,7 +101,7 @@ def _host_windows(steps: pl.DataFrame, rank: int) -> list[Window]:
     return found
 
 
-def _device_windows(work: pl.DataFrame, rank: int, chosen: Sequence[int]) -> list[Window]:
+def _device_windows(work: pl.DataFrame, rank: int) -> list[Window]:
     start, end = pl.col("start_ns"), pl.col("start_ns") + pl.col("duration_ns")
     is_compute = pl.col("kind").is_in(_values(COMPUTATION))
     by_lane = work.filter(is_compute).group_by("lane").agg(pl.col("duration_ns").sum()).sort("duration_ns", "lane")
@@ -112,15 +118,15 @@ def _device_windows(work: pl.DataFrame, rank: int, chosen: Sequence[int]) -> lis
         .sort(pl.coalesce("computes_ns", "first_ns"))
     )
     starts_ns: list[int] = []
-    computed_ns = 0  # when all earlier steps had computed
+    computed_ns: list[int] = []  # when the last of the earlier steps had computed; empty before one has
     for first_ns, computes_ns, until_ns in steps.select("first_ns", "computes_ns", "computed_ns").iter_rows():
-        begin_ns = max(first_ns, computed_ns)
+        begin_ns = max([first_ns, *computed_ns])
         begin_ns = begin_ns if computes_ns is None else min(begin_ns, computes_ns)
         starts_ns.append(max([begin_ns, *starts_ns[-1:]]))
-        computed_ns = max(computed_ns, until_ns or 0)
+        computed_ns = computed_ns if until_ns is None else [max([until_ns, *computed_ns])]
     ends_ns = [*starts_ns[1:], *(max(starts_ns[-1], end_ns) for end_ns in steps["end_ns"][-1:])]
     rows = zip(steps["step"], starts_ns, ends_ns, strict=True)
-    return [Window(rank, step, start_ns, end_ns) for step, start_ns, end_ns in rows if step in chosen]
+    return [Window(rank, step, start_ns, end_ns) for step, start_ns, end_ns in rows]
 
 
 class RankWork:

@@ -15,7 +15,7 @@ from ..base.kinds import Kind
 from ..base.provenance import Provenance
 from ..base.units import NS_PER_MS
 from ..trace.table import Note, Trace
-from .breakdown import RankWork, StepBreakdown, breakdowns
+from .breakdown import RankWork, StepBreakdown, breakdowns, windows
 from .intervals import Intervals, clip, total
 
 _COLUMNS = {
@@ -122,15 +122,16 @@ class Report:
 def report(trace: Trace) -> Report:
     """The report of a recording; one without spans has no rows and, where metrics are, measures."""
     rows = tuple(row for rank in trace.ranks for row in breakdowns(trace, rank))
-    return Report(rows, _measures(trace, rows), trace.provenance, (*trace.notes, *_steps_left_out(trace, rows)))
+    return Report(rows, _measures(trace, rows), trace.provenance, (*trace.notes, *_steps_left_out(trace)))
 
 
-def _steps_left_out(trace: Trace, rows: Iterable[StepBreakdown]) -> Iterator[Note]:
-    there = {(row.rank, row.step) for row in rows}
-    ranks = {rank for rank, _ in there}
-    steps = trace.steps.select("rank", "step").rows()
-    absent = [(rank, step) for rank, step in steps if rank in ranks and (rank, step) not in there]
-    if absent and trace.bounds_ns is None:
+def _steps_left_out(trace: Trace) -> Iterator[Note]:
+    absent: list[tuple[int, int]] = []
+    for rank in trace.ranks:
+        there = {window.step for window in windows(trace.whole, rank)}
+        steps = trace.steps.filter(pl.col("rank") == rank)["step"]
+        absent += [(rank, step) for step in steps if there and step not in there]
+    if absent:
         example = "step {1} of rank {0}".format(*absent[0])
         yield Note("steps that launched nothing on the device, not in the report", len(absent), example)
 

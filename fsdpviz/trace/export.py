@@ -10,7 +10,7 @@ import polars as pl
 
 from ..base.errors import TraceError
 from ..base.provenance import Provenance
-from .table import CLOCK_SCHEMA, GROUP_SCHEMA, LANE_SCHEMA, SPAN_SCHEMA, STEP_SCHEMA, Note, Trace
+from .table import CLOCK_SCHEMA, GROUP_SCHEMA, LANE_SCHEMA, SPAN_SCHEMA, STEP_SCHEMA, Context, Note, Trace
 
 if TYPE_CHECKING:
     import pandas
@@ -22,7 +22,7 @@ _TABLES = {
     "groups": GROUP_SCHEMA,
     "clock": CLOCK_SCHEMA,
 }
-_CONTEXT = "context"
+_CONTEXT = {"whole_spans": "spans", "whole_steps": "steps"}  # of a selection: Trace.context
 _REST = "trace.json"
 _PANDAS = {
     pl.Boolean: "boolean",
@@ -59,32 +59,33 @@ def pandas_frame(frame: pl.DataFrame) -> pandas.DataFrame:
 
 
 def write_folder(trace: Trace, folder: str | Path) -> Path:
-    """Writes ``spans.parquet``, ``lanes.parquet``, ``steps.parquet``, ``groups.parquet``, ``clock.parquet``, for a
-    selection ``context.parquet`` (see ``Trace.whole``), and ``trace.json`` (provenance, notes, about) into a folder,
-    which is made; returns it.
+    """Writes ``spans.parquet``, ``lanes.parquet``, ``steps.parquet``, ``groups.parquet``, ``clock.parquet`` and
+    ``trace.json`` (provenance, notes, about) into a folder, which is made; returns it. Of a selection also
+    ``whole_spans.parquet`` and ``whole_steps.parquet``, on which its numbers depend (``Trace.context``).
 
     Raises TraceError where the folder cannot be written, or holds files of something else.
     """
     folder = Path(folder)
-    ours = {_REST, *(f"{name}.parquet" for name in (*_TABLES, _CONTEXT))}
+    ours = {_REST, *(f"{name}.parquet" for name in (*_TABLES, *_CONTEXT))}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         others = sorted(child.name for child in folder.iterdir() if child.name not in ours)
         if others:
             raise TraceError(f"a trace is written into a folder of its own; {folder} holds {others[0]}")
         (folder / _REST).unlink(missing_ok=True)  # until all is written, it is no trace
-        for name in (*_TABLES, _CONTEXT):
-            table = getattr(trace, name)
-            if table is None:
+        for name in _TABLES:
+            getattr(trace, name).write_parquet(folder / f"{name}.parquet")
+        for name, table in _CONTEXT.items():
+            if trace.context is None:
                 (folder / f"{name}.parquet").unlink(missing_ok=True)
             else:
-                table.write_parquet(folder / f"{name}.parquet")
+                getattr(trace.context, table).write_parquet(folder / f"{name}.parquet")
         rest = {
             "provenance": trace.provenance.value,
             "notes": [[note.what, note.count, note.example] for note in trace.notes],
             "about": dict(trace.about),
             "is_selection": trace.context is not None,
-            "bounds_ns": trace.bounds_ns,
+            "bounds_ns": trace.context.bounds_ns if trace.context else None,
         }
         (folder / _REST).write_text(json.dumps(rest), encoding="utf-8")
     except (OSError, TypeError, ValueError) as error:
@@ -99,7 +100,7 @@ def read_folder(folder: str | Path) -> Trace:
         raise TraceError(f"{folder} is no trace written by write_parquet: it has no {_REST}")
     try:
         rest = dict(json.loads((folder / _REST).read_text(encoding="utf-8")))
-        names = [*_TABLES, _CONTEXT] if rest.get("is_selection") else [*_TABLES]
+        names = [*_TABLES, *_CONTEXT] if rest.get("is_selection") else [*_TABLES]
         frames = {name: pl.read_parquet(folder / f"{name}.parquet") for name in names}
         bounds_ns = tuple(map(int, rest["bounds_ns"])) if rest.get("bounds_ns") else None
         provenance = Provenance(rest["provenance"])
@@ -109,8 +110,10 @@ def read_folder(folder: str | Path) -> Trace:
         cause = (str(error).splitlines() or [type(error).__name__])[0]
         raise TraceError(f"{folder} is a damaged trace: {cause[:200]}") from error
     for name, frame in frames.items():
-        if dict(frame.schema) != (_TABLES.get(name) or SPAN_SCHEMA):
+        if dict(frame.schema) != _TABLES[_CONTEXT.get(name, name)]:
             raise TraceError(f"{folder} was written by another version of fsdpviz: its {name} have other columns")
     if bounds_ns is not None and len(bounds_ns) != 2:
         raise TraceError(f"{folder} is a damaged trace: its bounds_ns are {bounds_ns}")
-    return Trace(**frames, provenance=provenance, notes=notes, about=about, bounds_ns=bounds_ns)
+    of_context = {table: frames.pop(name) for name, table in _CONTEXT.items() if name in frames}
+    context = Context(**of_context, bounds_ns=bounds_ns) if of_context else None
+    return Trace(**frames, provenance=provenance, notes=notes, about=about, context=context)

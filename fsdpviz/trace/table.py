@@ -136,6 +136,17 @@ def summed(notes: Iterable[Note]) -> tuple[Note, ...]:
 
 
 @dataclass(frozen=True, eq=False)
+class Context:
+    """What a selection was taken from: the whole recording's steps, and its spans without most of the host's operators
+    (``meaning.units.needed_spans``).
+    """
+
+    spans: pl.DataFrame
+    steps: pl.DataFrame
+    bounds_ns: tuple[int, int] | None = None  # of a selection by time: from, until
+
+
+@dataclass(frozen=True, eq=False)
 class Trace:
     """What was recorded. Immutable; readers make it, analyses read it.
 
@@ -154,17 +165,18 @@ class Trace:
     about: Mapping[str, Any] = field(default_factory=dict)
     groups: pl.DataFrame = field(default_factory=lambda: NO_GROUPS)
     clock: pl.DataFrame = field(default_factory=lambda: NO_CLOCK)
-    context: pl.DataFrame | None = None  # of a selection: the whole recording's work and ranges, see ``whole``
-    bounds_ns: tuple[int, int] | None = None  # of a selection by time: from, until
+    context: Context | None = None  # of a selection
 
     @cached_property
     def whole(self) -> Trace:
-        """What this was selected from, without the host's operators; itself where nothing was left out.
+        """What this was selected from, without most of the host's operators; itself where nothing was left out.
 
         When a step begins, and when FSDP needed what it gathered, depends on work and ranges beside those that were
         chosen: both are decided on the whole, so that a number does not change with what else is looked at.
         """
-        return self if self.context is None else replace(self, spans=self.context, context=None, bounds_ns=None)
+        if self.context is None:
+            return self
+        return replace(self, spans=self.context.spans, steps=self.context.steps, context=None)
 
     @cached_property
     def collectives(self) -> pl.DataFrame:
@@ -180,11 +192,10 @@ class Trace:
         """
         from .meaning.units import unit_table
 
-        table = unit_table(self.whole)
         if self.context is None:
-            return table
+            return unit_table(self)
         kept = self.spans.select("rank", "lane", "start_ns", end_ns=pl.col("start_ns") + pl.col("duration_ns"))
-        return table.join(kept, on=["rank", "lane", "start_ns", "end_ns"], how="semi")
+        return self.whole.units.join(kept, on=["rank", "lane", "start_ns", "end_ns"], how="semi")
 
     def validate(self) -> Validation:
         """Which analyses this recording supports, and for the others, in words, why not."""

@@ -165,6 +165,25 @@ def test_an_optimizer_that_launches_nothing_runs_on_the_host(tmp_path: Path) -> 
     assert trace.units.select("event", "needed_ns").rows() == [("reduce_scatter", 22_000), ("d2h", 22_000)]
 
 
+def test_an_optimizer_s_range_around_another_launches_what_that_does(tmp_path: Path) -> None:
+    events = [
+        mark("Optimizer.step#Zero.step", 0, 60),
+        op("aten::item", 1, 5),
+        mark("Optimizer.step#Adam.step", 10, 40),
+        *launched("kernel", "adam", 12, 20, 10, correlation=1),
+    ]
+    assert [row[:2] for row in work(opened(tmp_path, events))] == [("adam", "optimizer")]
+
+
+def test_without_any_launch_nothing_says_which_optimizer_runs_on_the_host(tmp_path: Path) -> None:
+    events = [
+        mark("Optimizer.step#Adam.step", 0, 60),
+        op("aten::_foreach_add_", 1, 50),
+        span("kernel", "adam", 20, 10, process=GPU, thread=7, correlation=1),
+    ]
+    assert [row[:2] for row in work(opened(tmp_path, events))] == [("adam", "compute")]
+
+
 @pytest.mark.parametrize("name", ["iteration {}", "step_{}", "Train Step: {}", "iter#{}"])
 def test_steps_that_a_program_counts(tmp_path: Path, name: str) -> None:
     """Nsight has no steps of a profiler; people push ranges of their own."""
@@ -187,6 +206,11 @@ def test_ranges_that_do_not_count_steps(tmp_path: Path, ranges: list[tuple[str, 
     trace = opened(tmp_path, [mark(*given) for given in ranges])
     assert trace.steps.is_empty()
     assert trace.notes == ()
+
+
+def test_of_two_steps_with_one_number_the_later_is_taken(tmp_path: Path) -> None:
+    events = [mark("ProfilerStep#1", 1000, 50), mark("ProfilerStep#1", 0, 50, thread=WORKER)]
+    assert opened(tmp_path, events).steps.select("step", "start_ns").rows() == [(1, 1_000_000)]
 
 
 def test_a_step_that_two_threads_record_is_one(tmp_path: Path) -> None:

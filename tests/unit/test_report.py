@@ -178,9 +178,27 @@ def test_a_step_without_work_of_the_device_is_noted(tmp_path: Path) -> None:
     path = write_trace(tmp_path / "rank0.json", [*events, *launched("kernel", "mm", 2, 5, 9, correlation=1)], rank=0)
     found = report(open_trace(path))
     assert [row.step for row in found.rows] == [1]
-    assert [str(note) for note in found.notes] == [
-        "steps that launched nothing on the device, not in the report (1×, for example step 2 of rank 0)"
-    ]
+    left_out = "steps that launched nothing on the device, not in the report (1×, for example step 2 of rank 0)"
+    assert [str(note) for note in found.notes] == [left_out]
+    chosen = report(open_trace(path, steps=[2]))
+    assert chosen.rows == ()
+    assert str(chosen.notes[-1]) == left_out
+
+
+def test_steps_of_a_selection_end_where_the_whole_recording_s_do(tmp_path: Path) -> None:
+    """Step 1 ends at 70, on the host; step 2 is what is left of 50–100."""
+    events = [mark("ProfilerStep#1", 0, 70), mark("ProfilerStep#2", 50, 50), op("aten::mm", 60, 20)]
+    path = write_trace(tmp_path / "rank0.json", events, rank=0)
+    whole, chosen = report(open_trace(path)).rows, report(open_trace(path, steps=[2])).rows
+    assert [(row.step, row.span_ns, row.compute_ns) for row in whole] == [(1, 70_000, 10_000), (2, 30_000, 10_000)]
+    assert chosen == whole[1:]
+
+
+def test_times_before_zero_are_times(tmp_path: Path) -> None:
+    copy = launched("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", -99, -90, 5, correlation=1, stream=9)
+    events = [mark("ProfilerStep#1", -100, 20), *copy, *launched("kernel", "mm", -95, -60, 10, correlation=2)]
+    (row,) = report(open_trace(write_trace(tmp_path / "rank0.json", events))).rows
+    assert (row.start_ns, row.span_ns, row.copy_ns) == (-90_000, 40_000, 5_000)
 
 
 def three_steps_with_inputs_copied_ahead(tmp_path: Path) -> Path:
@@ -219,7 +237,7 @@ def test_a_selection_has_the_whole_recording_s_numbers(tmp_path: Path) -> None:
         (2, 30_000, 30_000, 4_000),
     ]
     assert report(Trace.read_parquet(window.write_parquet(tmp_path / "out"))).rows == report(window).rows
-    assert not (open_trace(path).write_parquet(tmp_path / "out") / "context.parquet").exists()
+    assert not (open_trace(path).write_parquet(tmp_path / "out") / "whole_spans.parquet").exists()
 
 
 def test_a_device_without_launches_has_steps_by_time(tmp_path: Path) -> None:

@@ -8,10 +8,9 @@ from dataclasses import replace
 import polars as pl
 
 from ...base.errors import TraceError
-from ...base.kinds import Kind
 from ...base.units import NS_PER_MS
-from ..meaning.units import COPY_OPERATORS
-from ..table import STEP_SCHEMA, Note, Trace
+from ..meaning.units import needed_spans
+from ..table import STEP_SCHEMA, Context, Note, Trace
 
 Window = tuple[float, float]  # ms from the recording's origin
 
@@ -57,8 +56,8 @@ def selected(trace: Trace, steps: Collection[int] | None, window: Window | None)
     notes = trace.notes
     if left_out:
         notes = (*notes, Note("spans outside the steps or the window asked for", left_out))
-    context = trace.spans.filter((pl.col("kind") != Kind.HOST.value) | pl.col("name").is_in(list(COPY_OPERATORS)))
-    return replace(trace, spans=kept, steps=kept_steps, notes=notes, context=context, bounds_ns=bounds_ns)
+    context = Context(needed_spans(trace.spans), trace.steps, bounds_ns)
+    return replace(trace, spans=kept, steps=kept_steps, notes=notes, context=context)
 
 
 def _bounds(window: Window, origin_ns: int) -> tuple[int, int]:

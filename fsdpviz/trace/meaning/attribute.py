@@ -117,7 +117,7 @@ def _steps(numbered: Iterable[tuple[Range, int]]) -> list[tuple[int, int, int, i
     of ranges apart with one number the last is taken.
     """
     found: dict[int, tuple[int, int, int, int]] = {}
-    for (_, start, end, _), step in numbered:
+    for (_, start, end, _), step in sorted(numbered, key=lambda pair: pair[0][1:3]):
         before = found.get(step)
         if before and start < before[2] and before[1] < end:
             start, end = min(start, before[1]), max(end, before[2])

@@ -218,8 +218,9 @@ class _Rank:
         orphans = (self.rows.runs_on_device & ~issued).nonzero()[0]
         known = (self.rows.runs_on_device & (found >= 0)).nonzero()[0]
         if len(orphans) and len(known):
-            steps = np.unique(found[known])
-            first_ns = np.array([self.start_ns[known[found[known] == step]].min() for step in steps])
+            known = known[np.argsort(self.start_ns[known], kind="stable")]
+            steps, first = np.unique(found[known], return_index=True)
+            first_ns = self.start_ns[known[first]]
             order = np.argsort(first_ns)
             place = np.searchsorted(first_ns[order], self.start_ns[orphans], "right") - 1
             inside = (place >= 0) & (self.start_ns[orphans] < self.end_ns[known].max())
@@ -379,20 +380,21 @@ class _Rank:
             is_free = is_compute & self.rows.runs_on_device & (self.phase_window < 0)
             is_free &= self._at_issue(self.windows.issuers) < 0
             return self.rows.named_among(is_optimizer_kernel, is_free)
-        window = self._at_issue(self.windows.optimizer)
-        stepping = is_compute & (window >= 0)
-        return stepping | self._steps_on_host(window) if self.rows.runs_on_device.any() else stepping
+        stepping = is_compute & (self._at_issue(self.windows.optimizer) >= 0)
+        return stepping | self._steps_on_host() if self.rows.runs_on_device.any() else stepping
 
-    def _steps_on_host(self, window: np.ndarray) -> np.ndarray:
+    def _steps_on_host(self) -> np.ndarray:
         """The outermost operators of those optimizer's ranges that launch nothing: offloaded parameters are updated on
-        the CPU. ``window`` is by row the index of the range around it.
+        the CPU. Without any launch in the file nothing tells which those are.
         """
-        launches = self.rows.decided(is_launch) & (window >= 0)
-        uses_device = np.bincount(window[launches], minlength=len(self.windows.optimizer)) > 0
-        inside = ~self.rows.is_device & (window >= 0) & ~uses_device[window]
-        if not inside.any():
-            return inside
-        return outermost(self.lane, self.start_ns, self.end_ns, inside & self.rows.decided(is_cpu_work))
+        launches = self.rows.decided(is_launch)
+        idle, busy = self.windows.optimizer.split(self.lane[launches], self.start_ns[launches])
+        inside = np.zeros(len(self.rows), bool)
+        if launches.any() and len(idle):
+            host = (~self.rows.is_device & self.rows.decided(is_cpu_work)).nonzero()[0]
+            points = self.lane[host].astype(np.int64), self.start_ns[host]
+            inside[host] = (idle.at(*points) >= 0) & (busy.at(*points) < 0)
+        return outermost(self.lane, self.start_ns, self.end_ns, inside) if inside.any() else inside
 
     def _decide_units_of_collectives(self) -> None:
         """A gather or reduction belongs to the unit that issued it, which is not the block around it. FSDP issues

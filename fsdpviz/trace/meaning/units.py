@@ -52,7 +52,7 @@ UNIT_SCHEMA: dict[str, Any] = {
 }
 
 _RANGES = r"^(?:FSDP::|fsdpviz::|FullyShardedDataParallel\.)"
-COPY_OPERATORS = {"fsdp::all_gather_copy_in": "copy_in", "fsdp::chunk_cat": "copy_in"} | {
+_COPY_OPERATORS = {"fsdp::all_gather_copy_in": "copy_in", "fsdp::chunk_cat": "copy_in"} | {
     "fsdp::split_with_sizes_copy": "copy_out"
 }
 _TRANSFERS = {kind.value for kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE, Kind.H2D, Kind.D2H)}
@@ -73,6 +73,13 @@ def unit_table(trace: Trace) -> pl.DataFrame:
     """UNIT_SCHEMA's columns, by rank and start; empty for a recording without FSDP's ranges."""
     frames = [_OfRank(trace, rank).frame() for rank in trace.ranks]
     return pl.concat([pl.DataFrame(schema=UNIT_SCHEMA), *frames]).sort("rank", "start_ns", "lane")
+
+
+def needed_spans(spans: pl.DataFrame) -> pl.DataFrame:
+    """Those that the table depends on, and steps' windows: work, ranges, and few of the host's operators."""
+    name = pl.col("name")
+    is_needed = name.is_in(list(_COPY_OPERATORS)) | name.str.starts_with(NODE)
+    return spans.filter((pl.col("kind") != Kind.HOST.value) | is_needed)
 
 
 class _OfRank:
@@ -140,9 +147,9 @@ class _OfRank:
         ).filter(pl.col("event").is_not_null())
 
     def _copy_windows(self, own: Sequence[tuple[Range, RangeLabel]]) -> Windows[str]:
-        operators = self.spans.filter(pl.col("name").is_in(list(COPY_OPERATORS)))
+        operators = self.spans.filter(pl.col("name").is_in(list(_COPY_OPERATORS)))
         windows = [
-            (lane, start, start + duration, COPY_OPERATORS[name])
+            (lane, start, start + duration, _COPY_OPERATORS[name])
             for lane, start, duration, name in operators.select("lane", "start_ns", "duration_ns", "name").iter_rows()
         ]
         if not any(name == "copy_out" for *_, name in windows):  # before torch 2.4 the operator was no one's own
@@ -190,12 +197,15 @@ class _OfRank:
             of_unit.setdefault(use[3], []).append(use)
         phases: list[str | None] = [None] * len(events)
         needed: list[int | None] = [None] * len(events)
-        units = events["unit"].to_numpy()
+        units = events["unit"].to_list()
+        rows_of: dict[str, list[int]] = {}
+        for row in (serves & (issued_ns >= 0)).nonzero()[0].tolist():
+            rows_of.setdefault(units[row], []).append(row)
         for unit, mine in of_unit.items():
+            rows = rows_of.get(unit, [])
             first_ns = self._first_compute(unit, mine)
-            rows = ((units == unit) & serves & (issued_ns >= 0)).nonzero()[0]
             place = np.searchsorted([use[2] for use in mine], issued_ns[rows], "right")
-            for row, at in zip(rows.tolist(), place.tolist(), strict=True):
+            for row, at in zip(rows, place.tolist(), strict=True):
                 if at < len(mine):
                     phases[row], needed[row] = mine[at][4].value, first_ns[at]
         self._need_by_optimizer(events, ~serves, needed)
