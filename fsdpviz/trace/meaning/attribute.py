@@ -24,7 +24,7 @@ from .fsdp1 import fsdp1_labels
 from .windows import Windows
 
 _STEP = re.compile(r"^ProfilerStep\s*#(\d{1,9})$")
-_COUNTED = re.compile(r"^(?:train(?:ing)?[ _-]?)?(?:step|iter(?:ation)?)[ _:#=-]*(\d{1,9})$", re.IGNORECASE)
+COUNTED_STEP = re.compile(r"^(?i:train(?:ing)?[ _-]?)?(?i:step|iter(?:ation)?)[ _:#=-]*(\d{1,9})$")
 _OPTIMIZER = re.compile(r"^Optimizer\.step#")
 _HAND_WRITTEN = re.compile(r"^##\s*(forward|backward|optimizer)\s*##$")
 _FORWARD = ("DistributedDataParallel.forward", "FullyShardedDataParallel.forward")
@@ -100,7 +100,7 @@ def _steps_of_profiler_or_program(
     names = list(names)
     if found := _numbered(ordered, names, _STEP):
         return found, True
-    found = _numbered(ordered, names, _COUNTED)
+    found = _numbered(ordered, names, COUNTED_STEP)
     times = sorted(item[1:3] for item, _ in found)
     is_clear = len({number for _, number in found}) == len(found)
     is_clear &= all(end <= begin for (_, end), (begin, _) in pairwise(times))

@@ -13,12 +13,13 @@ from ...base.kinds import COMPUTATION, WORK, Kind
 from ..kineto.reader import Recording
 from ..table import LANE_SCHEMA, frame_of
 from . import gloo
+from .attribute import COUNTED_STEP
 from .codes import is_among
 from .rows import Rows
 
 _THREAD_NAME = re.compile(r"^thread -?\d+ \((?P<name>.*)\)$")
 _NUMBER = re.compile(r"\d+")
-_STEP = re.compile(r"^ProfilerStep")
+_STEP = re.compile(rf"^ProfilerStep|{COUNTED_STEP.pattern}")
 _BACKWARD = re.compile(r"^autograd::engine::")
 # by code of a kind
 _COMPUTES, _WORKS, _IS_RANGE = is_among(COMPUTATION), is_among(WORK), is_among((Kind.WAIT, Kind.ANNOTATION))
@@ -28,7 +29,7 @@ _GENERIC = re.compile(r"^(?:python[\d.]*|pt_main_thread|)$")
 def main_lane(rows: Rows) -> int:
     """The lane of the thread that runs the training loop; −1 for a recording without host threads.
 
-    It is the process's first thread, else the one with the profiler's steps, else the one with most
+    It is the process's first thread, else the one with steps, the profiler's or its own, else the one with most
     operators.
     """
     is_host = rows.in_categories(("cpu_op", "user_annotation"))
