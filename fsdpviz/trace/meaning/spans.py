@@ -22,8 +22,6 @@ from .classify import (
     device_kind,
     host_kind,
     is_cpu_work,
-    is_launch,
-    is_optimizer_kernel,
     is_peer_copy,
     is_wait_argument,
     link_bytes,
@@ -31,6 +29,7 @@ from .classify import (
 )
 from .codes import KIND_CODE, PHASE_CODE, is_among
 from .lanes import main_lane
+from .optimizer import is_optimizer
 from .rounds import is_forward
 from .rows import Rows
 from .windows import Windows, holds_any, outermost
@@ -359,7 +358,7 @@ class _Rank:
 
     def _decide_optimizer_and_forward(self) -> None:
         is_compute = self.kind == KIND_CODE[Kind.COMPUTE]
-        stepping = self._steps_optimizer(is_compute)
+        stepping = is_optimizer(self.rows, self.windows, is_compute, self.phase_window < 0, self._at_issue)
         self.kind[stepping] = KIND_CODE[Kind.OPTIMIZER]
         self.phase[stepping] = PHASE_CODE[Phase.OPTIMIZER]
         if self.windows.knows_backward and not self.windows.has_loop_ranges:
@@ -371,30 +370,6 @@ class _Rank:
             recorded_ns = np.sort(self.start_ns[recorded]) if recorded.any() else None
             rows = rows[is_forward(self.point_ns[rows], self.windows, recorded_ns)]
             self.phase[rows] = PHASE_CODE[Phase.FORWARD]
-
-    def _steps_optimizer(self, is_compute: np.ndarray) -> np.ndarray:
-        """Which rows are the optimizer's work: what its ranges issued; without ranges kernels of its names, save what
-        a range says to be of another phase or FSDP's own (its copies are foreach kernels too).
-        """
-        if not len(self.windows.optimizer):
-            is_free = is_compute & self.rows.runs_on_device & (self.phase_window < 0)
-            is_free &= self._at_issue(self.windows.issuers) < 0
-            return self.rows.named_among(is_optimizer_kernel, is_free)
-        stepping = is_compute & (self._at_issue(self.windows.optimizer) >= 0)
-        return stepping | self._steps_on_host() if self.rows.runs_on_device.any() else stepping
-
-    def _steps_on_host(self) -> np.ndarray:
-        """The outermost operators of those optimizer's ranges that launch nothing: offloaded parameters are updated on
-        the CPU. Without any launch in the file nothing tells which those are.
-        """
-        launches = self.rows.decided(is_launch)
-        idle, busy = self.windows.optimizer.split(self.lane[launches], self.start_ns[launches])
-        inside = np.zeros(len(self.rows), bool)
-        if launches.any() and len(idle):
-            host = (~self.rows.is_device & self.rows.decided(is_cpu_work)).nonzero()[0]
-            points = self.lane[host].astype(np.int64), self.start_ns[host]
-            inside[host] = (idle.at(*points) >= 0) & (busy.at(*points) < 0)
-        return outermost(self.lane, self.start_ns, self.end_ns, inside) if inside.any() else inside
 
     def _decide_units_of_collectives(self) -> None:
         """A gather or reduction belongs to the unit that issued it, which is not the block around it. FSDP issues
