@@ -15,7 +15,7 @@ from ..kineto.arguments import NO_NUMBER, Message, Tensors
 from ..kineto.columns import Coded
 from ..kineto.reader import Recording
 from .classify import DEVICE_CATEGORIES
-from .contested import chosen
+from .contested import Calls, chosen
 
 # how every name begins that a pattern is asked about: most names are looked at once, not once a pattern
 MARKED = re.compile(
@@ -121,14 +121,15 @@ class Rows:
             self.in_categories(lambda name: name.endswith(("_runtime", "_driver"))) & (self.correlation != NO_NUMBER)
         ).nonzero()[0]
         found[device] = -1
-        choices = [self._first_calls(mine, device) for mine in self._by_process(calls)]
-        if len(choices) == 1:
-            found[device] = choices[0]
-        elif choices:
-            table = np.array(choices)
-            contested = device[(table >= 0).sum(axis=0) > 1]
-            process = self._process[self.lane[device]]
-            found[device] = chosen(table, self.start_ns[table], self.start_ns[device], process)
+        if self._are_of_one_process(calls):
+            found[device] = self._first_calls(calls, device)
+        elif len(calls):
+            of_process = self._process[self.lane]
+            known = Calls(calls, self.correlation[calls], of_process[calls], self.start_ns[calls])
+            found[device], is_contested = chosen(
+                known, self.correlation[device], self.start_ns[device], of_process[device]
+            )
+            contested = device[is_contested]
         return found, contested
 
     def _first_calls(self, calls: np.ndarray, device: np.ndarray) -> np.ndarray:
@@ -138,13 +139,11 @@ class Rows:
         at = np.minimum(np.searchsorted(ids, self.correlation[device], "left"), len(ids) - 1)
         return np.where(ids[at] == self.correlation[device], calls[at], -1)
 
-    def _by_process(self, rows: np.ndarray) -> list[np.ndarray]:
-        """The rows of each process that has any of them."""
+    def _are_of_one_process(self, rows: np.ndarray) -> bool:
+        """As in most files; False where there are no rows."""
         has_any = np.zeros(len(self.processes), bool)
         has_any[self.lane[rows]] = True
-        if len({self.processes[lane] for lane in has_any.nonzero()[0].tolist()}) == 1:  # as in most files
-            return [rows]
-        return [rows[self._process[self.lane[rows]] == process] for process in np.unique(self._process[has_any])]
+        return len({self.processes[lane] for lane in has_any.nonzero()[0].tolist()}) == 1
 
     @cached_property
     def _process(self) -> np.ndarray:
