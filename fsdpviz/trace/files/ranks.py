@@ -27,19 +27,21 @@ _COUNTS_SOMETHING_ELSE |= {"node", "rank", "worker"}  # "rank_3" was looked at b
 _OF_A_PART = frozenset({"local", "node", "group", "intra", "inter", "shard", "replicate"})
 _OF_A_PART |= {"pp", "tp", "dp", "cp", "ep", "sp", "mp", "etp", "dcp"}
 _OF_ALL = frozenset({"global", "world"})
+_LONGEST = 255  # characters of a file's name on disk; an archive's may have any
 
 
 def rank_in_name(file_name: str, folder_name: str = "") -> int | None:
     """The rank that a file's name tells, else its folder's name; None where neither does.
 
     ``rank3.json``, ``worker7_step_12.….pt.trace.json``, ``trace_2.json.gz``, ``dump_15``, ``rank5/trace.json``; of
-    ``local_rank1_rank9.json`` it is 9, and ``tp_rank1.json`` tells none.
+    ``local_rank1_rank9.json`` it is 9, and ``tp_rank1.json`` and ``tp_1.json`` tell none.
     """
+    file_name, folder_name = file_name[-_LONGEST:], folder_name[-_LONGEST:]
     if (rank := _named(file_name)) is not None:
         return rank
     stem = _ENDINGS.sub("", file_name)
     match = _AT_END.search(stem)
-    if match and (match["what"] or "").lower() not in _COUNTS_SOMETHING_ELSE:
+    if match and (match["what"] or "").lower() not in _COUNTS_SOMETHING_ELSE | _OF_A_PART:
         return int(match["rank"])
     return _named(folder_name)
 
