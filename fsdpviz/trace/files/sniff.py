@@ -14,7 +14,7 @@ from ...base.errors import TraceError
 GZIP_ERROR: type[Exception] = igzip_lib.IsalError  # type: ignore[assignment]  # isal's stub says an instance
 _HEAD_BYTES, _GLANCE_BYTES = 64 << 10, 8 << 10
 GZIP = b"\x1f\x8b"
-_BLANK = b"\xef\xbb\xbf \t\r\n"
+BLANK = b"\xef\xbb\xbf \t\r\n"
 PACKED = 12  # gzip makes a trace about so much smaller
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _TOKEN = re.compile(rb'"((?:[^"\\]|\\.){0,100})"(\s*:)?|[{}\[\]]|"', re.DOTALL)
@@ -55,11 +55,11 @@ def format_of(path: Path, name: str = "") -> Format:
     to be of a format may still hold nothing of use: its reader says so.
     """
     name = name or str(path)
-    glance = head_of(path, name, _GLANCE_BYTES).lstrip(_BLANK)  # most traces show by then what they are
+    glance = head_of(path, name, _GLANCE_BYTES).lstrip(BLANK)  # most traces show by then what they are
     if glance[:1] == b"{" and _EVENTS.search(glance):
         return Format.KINETO
     head = head_of(path, name)
-    text = head.lstrip(_BLANK)
+    text = head.lstrip(BLANK)
     if not text:
         raise TraceError(f"{name} is empty; a trace is a JSON file with traceEvents")
     if head.startswith(b"SQLite format 3\0"):

@@ -180,11 +180,10 @@ class EventReader:
         """
         nested = depth = counted = 0
         for match in self._lists():
-            before = self._pending[: match.end()] + b"]}"
-            header = None if nested else _header_in(before)  # that it is JSON is the proof
+            header = None if nested else self._header_until(match.end())  # that it is JSON is the proof
             if header is None:
                 depth, counted = depth + nesting(self._pending[counted : match.start()]), match.start()
-                header = _header_in(before) or {} if depth == 1 else None
+                header = self._header_until(match.end()) or {} if depth == 1 else None
             if header is not None:
                 self.header = header
                 return match.end()
@@ -192,6 +191,9 @@ class EventReader:
         if nested:
             self._notes.append(Note("traceEvents inside another value, read as the file's own", 1))
         return nested
+
+    def _header_until(self, end: int) -> dict[str, Any] | None:
+        return _header_in(self._pending[:end] + b"]}")
 
     def _lists(self) -> Iterator[re.Match[bytes]]:
         """Whatever is called like the list of events, in order; the file is read as far as it takes."""

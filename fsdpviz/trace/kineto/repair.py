@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...base.errors import TraceError
+from ..files.sniff import BLANK
 from ..table import Note
 
 _CONTROL = bytes(range(0x20)).translate(None, b"\t\n\r")
@@ -22,7 +23,8 @@ _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 _ESCAPE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})|\\.", re.DOTALL
 )
-_NESTING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{\[]|([}\]])', re.DOTALL)
+# a string that is cut runs to the end, or each quote in it would be tried as the first
+_NESTING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[{\[]|([}\]])', re.DOTALL)
 _EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
 _NEXT_EVENT = re.compile(r"\}\s*,\s*(?=\{)")
 _BLANK = re.compile(r"[\s,]*")
@@ -36,7 +38,7 @@ _OTHER_FORMATS = (
 
 def refuse_other_formats(path: Path, data: bytes) -> None:
     """Raises TraceError for what begins as a file of another kind, or as none."""
-    head = data[:512].lstrip(b"\xef\xbb\xbf \t\r\n")
+    head = data[:512].lstrip(BLANK)
     if not head:
         raise TraceError(f"{path} is empty; a trace is a JSON file with traceEvents")
     if head[:1] == b"<":
@@ -92,7 +94,7 @@ def _without_halves(data: bytes) -> tuple[bytes, list[str]]:
 
 
 def nesting(text: bytes) -> int:
-    """How many objects and lists are open at the end of the text, which is not inside a string."""
+    """How many more objects and lists are open where the text ends than where it begins, which is outside strings."""
     found = 0
     for token in _NESTING.finditer(text):
         found += -1 if token[1] else token[0][:1] != b'"'

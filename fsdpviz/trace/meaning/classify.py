@@ -34,27 +34,31 @@ _COLLECTIVES = (
     ("scatter", Kind.P2P),
     ("reduce", Kind.P2P),
 )
+# In patterns of kernels ``\b(?>\w*?x)\w*y`` is ``x\w*y`` in linear time: the first x of a word is tried, and no other.
+#
 # NCCL: ncclAllReduceRingLLKernel_sum_f32 (2.4), ncclKernel_… (2.12), ncclDevKernel_… (2.19), ncclSymk… (2.27); RCCL
 # and MSCCL; torch's symmetric memory (multimem_…, one_shot_…, two_shot_…, put_signal_kernel); vLLM's and SGLang's own;
 # DeepEP, whose get_dispatch_layout only counts; TransformerEngine's (k)userbuffers_…; NVSHMEM and ROC SHMEM
 _COLLECTIVE_KERNEL = re.compile(
-    r"nccl\w*kernel|ncclsymk|rccl|msccl|multimem_|(?:one|two)_shot_|cross_device_reduce"
-    r"|deep_ep::(?!(?:\w+::)*get_dispatch_layout)|userbuffers_|put_signal_kernel|(?:nv|roc)shmem|_on_stream_kernel"
+    r"\b(?>\w*?nccl)\w*kernel|ncclsymk|rccl|msccl|multimem_|(?:one|two)_shot_|cross_device_reduce"
+    r"|deep_ep::(?!(?:\w+::){0,9}get_dispatch_layout)|userbuffers_|put_signal_kernel|(?:nv|roc)shmem|_on_stream_kernel"
     r"|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all"
 )
 # torch's, DeepEP's and shared memory's that only wait for their peers
 _WAITING_KERNEL = re.compile(
-    r"\b(?:barrier|wait_signal)_kernel|deep_ep::\w+::barrier|shmem\w*_(?:barrier|sync|quiet|wait)"
-    r"|(?:barrier|barrier_all|sync|sync_all|quiet|wait_until\w*)_on_stream_kernel"
+    r"\b(?:barrier|wait_signal)_kernel|deep_ep::\w+::barrier|\b(?>\w*?shmem)\w*_(?:barrier|sync|quiet|wait)"
+    r"|(?:barrier|barrier_all|sync|sync_all|quiet)_on_stream_kernel|\b(?>\w*?wait_until)\w*_on_stream_kernel"
 )
 # collectives that a library calls by names of its own
+_GATHERS, _REDUCES = "f?collect", "(?:rdxn|reduce(?!_?scatter))"
 _OWN_NAMES = (
-    (re.compile(r"userbuffers_\w*_(?:ag(?![a-z])|allgather)"), Kind.ALL_GATHER),  # …_fp16_sum_inplace_gpu_rw_ag
-    (re.compile(r"userbuffers_\w*_rs(?![a-z])"), Kind.REDUCE_SCATTER),
-    (re.compile(r"userbuffers_\w*sum"), Kind.ALL_REDUCE),
-    (re.compile(r"(?:\b|shmem\w*_)f?collect\w*_on_stream_kernel"), Kind.ALL_GATHER),
+    # …_fp16_sum_inplace_gpu_rw_ag
+    (re.compile(r"\b(?>\w*?userbuffers_)\w*_(?:ag(?![a-z])|allgather)"), Kind.ALL_GATHER),
+    (re.compile(r"\b(?>\w*?userbuffers_)\w*_rs(?![a-z])"), Kind.REDUCE_SCATTER),
+    (re.compile(r"\b(?>\w*?userbuffers_)\w*sum"), Kind.ALL_REDUCE),
+    (re.compile(rf"\b(?:|(?>\w*?shmem)(?>\w*?_(?={_GATHERS}))){_GATHERS}\w*_on_stream_kernel"), Kind.ALL_GATHER),
     # to all: shared memory has no reduce to one
-    (re.compile(r"(?:\b|shmem\w*_)(?:rdxn|reduce(?!_?scatter))\w*_on_stream_kernel"), Kind.ALL_REDUCE),
+    (re.compile(rf"\b(?:|(?>\w*?shmem)(?>\w*?_(?={_REDUCES}))){_REDUCES}\w*_on_stream_kernel"), Kind.ALL_REDUCE),
 )
 # Patterns of kernels are of small letters, and one of the words is in whatever they match: kernels' names are long, and
 # looking for words is fast.

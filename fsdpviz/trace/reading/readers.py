@@ -78,8 +78,12 @@ def stated_rank(source: Source) -> int | None:
     if source.format is not Format.KINETO:
         return None
     head = head_of(source.path, source.name)
-    match = next((match for match in _STATED.finditer(head) if nesting(head[: match.start()]) == 1), None)
-    return int(match[2]) if match else None
+    depth = counted = 0
+    for match in _STATED.finditer(head):
+        depth, counted = depth + nesting(head[counted : match.start()]), match.start()
+        if depth == 1:
+            return int(match[2])
+    return None
 
 
 def read_source(source: Source, *, cache: bool = True, on_read: Progress = lambda read_bytes: None) -> list[Part]:
