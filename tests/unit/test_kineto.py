@@ -304,6 +304,10 @@ def test_tensor_sizes_of_communicating_operators(tmp_path: Path) -> None:
         ([[3], [4]], ["float", "c10::BFloat16"], (3, 4), 20),
         ([[3], [4]], ["float"], (3, 4), None),  # one type of two
         ([[], [2, 3]], [], (6,), None),
+        # more than any tensor has
+        ([[2] * 65, [3]], ["float", "float"], (3,), 12),
+        ([[2**61, 2**61], [-1], [10**30], [3]], ["float"] * 4, (3,), 12),
+        ([[1] * 64], ["float"], (1,), 4),
     ],
 )
 def test_elements_of_tensors(tmp_path: Path, dims: Any, types: Any, elements: Any, total_bytes: int | None) -> None:

@@ -18,6 +18,7 @@ from ..meaning.groups import ranks_in
 
 ABSENT = msgspec.Raw(b"")
 NO_NUMBER = -(2**63)  # where a column of integers has none
+_MOST_DIMS = 64  # torch's own limit
 
 
 class Args(msgspec.Struct, frozen=True, gc=False):
@@ -164,5 +165,7 @@ def _sizes(shape: Any, is_tensor: bool) -> tuple[int, ...]:
     if not isinstance(shape, list) or not (shape or is_tensor):
         return ()
     if all(isinstance(size, int) for size in shape):
-        return (prod(shape),)
+        is_shape = len(shape) <= _MOST_DIMS and all(0 <= size < 2**62 for size in shape)
+        elements = prod(shape) if is_shape else 2**62
+        return (elements,) if elements < 2**62 else ()
     return tuple(sum(_sizes(inner, True)) for inner in shape)
