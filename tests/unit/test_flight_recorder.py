@@ -16,6 +16,7 @@ from make_trace import SHARED, op, write_trace
 
 from fsdpviz.base.errors import TraceError
 from fsdpviz.trace import Trace, open_trace
+from fsdpviz.trace.dumps import flight_recorder
 from fsdpviz.trace.dumps.flight_recorder import part_of
 
 DUMPS = SHARED / "flight_recorder"
@@ -164,6 +165,22 @@ def test_sizes_that_are_shared_keep_their_own_types() -> None:
         )
     )
     assert found["bytes"].to_list() == [32, 16]
+
+
+@pytest.mark.parametrize("is_one_list", [True, False])
+def test_shapes_that_are_shared_are_counted_once(monkeypatch: pytest.MonkeyPatch, is_one_list: bool) -> None:
+    """Entries of a pickle share one list of shapes, or lists of their own share one shape; types are each one's own."""
+    counted: list[Any] = []
+    product = flight_recorder.prod
+    monkeypatch.setattr(flight_recorder, "prod", lambda shape: counted.append(shape) or product(shape))
+    shape = [1] * 63 + [2]
+    shapes = [shape] * 10
+    entries = [
+        entry(created=number, input_sizes=shapes if is_one_list else [shape] * 10, output_sizes=[], input_dtypes=types)
+        for number, types in enumerate([*([] for _ in range(50)), ["Half"], ["Half"] * 10, ["Half"] * 9], start=1)
+    ]
+    assert spans(*entries)["bytes"].to_list() == [None] * 50 + [40, 40, None]
+    assert len(counted) == 1
 
 
 def test_groups_lanes_and_sequence_numbers() -> None:

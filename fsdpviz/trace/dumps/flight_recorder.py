@@ -37,6 +37,7 @@ _KEYS = frozenset({"entries", "pg_config", "pg_status", "nccl_comm_state"})
 _MAX_TENSORS = 4096  # of one coalesced collective
 
 Size = tuple[int | None, str | None]  # bytes, element type
+Types = tuple[str | None, ...]
 
 
 @dataclass(frozen=True)
@@ -98,8 +99,8 @@ def part_of(content: Mapping[Any, Any], name: str, notes: Sequence[Note] = ()) -
     notes = [*notes]
     entries = content.get("entries")
     rows = entries if isinstance(entries, list) else []
-    sizes: dict[tuple[int, int], Size] = {}
-    found = [one for entry in rows if (one := _collective(entry, sizes)) is not None]
+    sides = _Sides()
+    found = [one for entry in rows if (one := _collective(entry, sides)) is not None]
     if len(found) < len(rows):
         notes.append(Note("entries of the flight recorder without a time or a name, left out", len(rows) - len(found)))
     groups = _groups(content, rows)
@@ -121,7 +122,7 @@ def part_of(content: Mapping[Any, Any], name: str, notes: Sequence[Note] = ()) -
 # -- one entry
 
 
-def _collective(entry: Any, sizes: dict[tuple[int, int], Size]) -> Collective | None:
+def _collective(entry: Any, sides: _Sides) -> Collective | None:
     if not isinstance(entry, dict):
         return None
     name, created_ns = entry.get("profiling_name"), _time(entry.get("time_created_ns"))
@@ -131,7 +132,7 @@ def _collective(entry: Any, sizes: dict[tuple[int, int], Size]) -> Collective | 
     duration_ms = entry.get("duration_ms")
     duration_ns = round(duration_ms * 1e6) if isinstance(duration_ms, int | float) and 0 <= duration_ms < 1e12 else None
     kind = _kind(name, is_p2p)
-    payload_bytes, dtype = _payload(kind, entry, sizes)
+    payload_bytes, dtype = _payload(kind, entry, sides)
     return Collective(
         name=name,
         kind=kind,
@@ -154,40 +155,66 @@ def _kind(name: str, is_p2p: bool) -> Kind:
     return collective_in(name) or (Kind.P2P if is_p2p else Kind.WAIT if "barrier" in name else Kind.HOST)
 
 
-def _payload(kind: Kind, entry: Mapping[Any, Any], known: dict[tuple[int, int], Size]) -> Size:
-    """The full size in bytes (all inputs or all outputs, whichever is more; of an all-to-all its inputs), and the type.
-
-    ``known`` is by the identity of sizes and types: in a pickle a million entries may share one list.
+def _payload(kind: Kind, entry: Mapping[Any, Any], known: _Sides) -> Size:
+    """The full size in bytes (all inputs or all outputs, whichever is more; of an all-to-all its inputs), and the
+    type.
     """
-    sides = []
-    for side in ("input", "output"):
-        sizes, dtypes = entry.get(f"{side}_sizes"), entry.get(f"{side}_dtypes")
-        key = id(sizes), id(dtypes)
-        if key not in known:
-            known[key] = _side(sizes, dtypes)
-        sides.append(known[key])
+    sides = [known.size(entry.get(f"{side}_sizes"), entry.get(f"{side}_dtypes")) for side in ("input", "output")]
     dtype = sides[0][1] or sides[1][1]
     counted = sides[:1] if kind is Kind.ALL_TO_ALL else sides
     return max((total for total, _ in counted if total is not None), default=None), dtype
 
 
-def _side(sizes: Any, dtypes: Any) -> Size:
-    """Of all tensors of one side together; no element type where they differ."""
-    if not isinstance(sizes, list | tuple) or not sizes:
-        return None, None
-    # version 1 has one type for all, no list
-    named = [dtype_named(text) if isinstance(text, str) else None for text in _listed(dtypes)]
-    dtype = named[0] if len(set(named)) == 1 else None
-    if len(sizes) > _MAX_TENSORS or not all(map(_is_shape, sizes)):
-        return None, dtype
-    types = named * len(sizes) if len(named) == 1 else named
-    totals = [prod(shape) * ITEM_BYTES_OF[one] for shape, one in zip(sizes, types, strict=False) if one]
-    is_known = len(totals) == len(sizes) and sum(totals) < 2**62
-    return (sum(totals) if is_known else None), dtype
+class _Sides:
+    """Sizes of the inputs or the outputs of collectives, by the identity of the lists that tell them: in a pickle a
+    million entries may share one, and one list a million shapes.
+    """
+
+    def __init__(self) -> None:
+        self._elements: dict[int, int | None] = {}  # by shape
+        self._lists: dict[int, list[int] | None] = {}  # by list of shapes
+        self._types: dict[int, Types] = {}  # by list of types
+        self._same: dict[Types, Types] = {}  # equal types are one value
+        self._sizes: dict[tuple[int, int], Size] = {}  # by list of shapes and types
+
+    def size(self, shapes: Any, dtypes: Any) -> Size:
+        """Of all tensors of one side together; no element type where they differ."""
+        if not isinstance(shapes, list | tuple) or not shapes:
+            return None, None
+        if id(dtypes) not in self._types:
+            types = _types(dtypes)
+            self._types[id(dtypes)] = self._same.setdefault(types, types)
+        types = self._types[id(dtypes)]
+        key = id(shapes), id(types)
+        if key not in self._sizes:
+            self._sizes[key] = _total(self._list(shapes), types), types[0] if len(set(types)) == 1 else None
+        return self._sizes[key]
+
+    def _list(self, shapes: Sequence[Any]) -> list[int] | None:
+        """Elements of each tensor; None where one is not known."""
+        if id(shapes) not in self._lists:
+            found = [self._elements_of(shape) for shape in shapes] if len(shapes) <= _MAX_TENSORS else [None]
+            known = [elements for elements in found if elements is not None]
+            self._lists[id(shapes)] = known if len(known) == len(found) else None
+        return self._lists[id(shapes)]
+
+    def _elements_of(self, shape: Any) -> int | None:
+        if id(shape) not in self._elements:
+            self._elements[id(shape)] = prod(shape) if _is_shape(shape) else None
+        return self._elements[id(shape)]
 
 
-def _listed(value: Any) -> list[Any]:
-    return [*value[:_MAX_TENSORS]] if isinstance(value, list | tuple) else [value]
+def _types(dtypes: Any) -> Types:
+    """Of each tensor; version 1 has one for all, no list."""
+    listed = dtypes[:_MAX_TENSORS] if isinstance(dtypes, list | tuple) else [dtypes]
+    return tuple(dtype_named(text) if isinstance(text, str) else None for text in listed)
+
+
+def _total(elements: list[int] | None, types: Types) -> int | None:
+    types = types * len(elements or ()) if len(types) == 1 else types
+    totals = [count * ITEM_BYTES_OF[one] for count, one in zip(elements or (), types, strict=False) if one]
+    is_known = elements is not None and len(totals) == len(elements) and sum(totals) < 2**62
+    return sum(totals) if is_known else None
 
 
 def _is_shape(shape: Any) -> bool:
