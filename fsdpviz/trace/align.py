@@ -10,7 +10,7 @@ synchronising collective end together, whenever each of them began. With d = end
 An offset beyond six residuals is taken off. One below tells that the clocks are one only where the residual is small:
 clocks of two hosts differ by hundreds of µs, and ends that scatter as much neither confirm nor refute it (gloo's do on
 busy cores, by milliseconds, on one host too). Then nothing is moved, and a note says so; nor does such a rank tell that
-a third is on the reference's clock.
+a third is on the reference's clock: whose ends agree with its alone is not told either.
 
 A collective is the same one on two ranks if its group and its sequence number are. Where a file has no sequence
 numbers, the collectives of a group in a step are compared in order, and taken for the same ones only if all of them
@@ -50,7 +50,11 @@ class Method(StrEnum):
     ENDS_AGREE = "ends of matched collectives agree: one clock"
     ENDS = "shifted by the ends of matched collectives"
     SCATTERED = "not told: ends of matched collectives scatter as much as clocks of two hosts differ"
+    AGREE_WITH_UNTOLD = "not told: ends of matched collectives agree with those of a rank that is itself not told"
     NONE = "not aligned: too few collectives are matched"
+
+
+UNTOLD = frozenset({Method.SCATTERED, Method.AGREE_WITH_UNTOLD})
 
 
 @dataclass(frozen=True)
@@ -123,7 +127,7 @@ def _fits(trace: Trace, reference: list[int], others: list[list[int]]) -> list[t
         method = _method(one, is_sure)
         if method is Method.ENDS:
             matched = _moved(matched, dict.fromkeys(ranks, one), trace.origin_ns, "end_ns")
-        (sure if is_sure and method is not Method.SCATTERED else unsure).extend(ranks)
+        (sure if is_sure and method not in UNTOLD else unsure).extend(ranks)
         found.append((ranks, method, one))
     return found + [(ranks, Method.NONE, None) for ranks in waiting]
 
@@ -231,7 +235,9 @@ def _method(fit: Fit, is_sure: bool) -> Method:
     """``is_sure`` says that the ranks compared with are themselves on the reference's clock."""
     if abs(fit.offset_ns) > max(_TELLING * fit.residual_ns, _NOISE_NS) or fit.drift_ppm != 0:
         return Method.ENDS
-    return Method.ENDS_AGREE if is_sure and fit.residual_ns < _SCATTERED_NS else Method.SCATTERED
+    if fit.residual_ns >= _SCATTERED_NS:
+        return Method.SCATTERED
+    return Method.ENDS_AGREE if is_sure else Method.AGREE_WITH_UNTOLD
 
 
 @lru_cache(maxsize=16)  # the same for every recording of one rank

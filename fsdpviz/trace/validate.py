@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import polars as pl
 
 from ..base.kinds import COMMUNICATION, COMPUTATION, WORK
-from .align import Method, matches
+from .align import UNTOLD, Method, matches
 
 if TYPE_CHECKING:
     from .table import Trace
@@ -130,7 +130,7 @@ def _waits(trace: Trace) -> tuple[str, ...]:
         return ("no collective is the same one on two ranks by group and sequence number, or by content",)
     residual = trace.clock["residual_ns"].max()
     limit = f"ends of matched collectives differ by {residual} ns (median)" if residual else ""
-    unsure = trace.clock.filter(pl.col("method") == Method.SCATTERED.value)["rank"].to_list()
+    unsure = trace.clock.filter(pl.col("method").is_in(_values(UNTOLD)))["rank"].to_list()
     return "", f"ranks {unsure} may be on clocks of their own: {limit}" if unsure else limit
 
 

@@ -110,7 +110,7 @@ def test_ends_that_scatter_as_much_as_clocks_differ_tell_nothing(tmp_path: Path)
     assert trace.validate()["waits"].reason.startswith("ranks [1] may be on clocks of their own")
 
 
-@pytest.mark.parametrize(("offset", "method"), [(0, Method.SCATTERED), (5000, Method.ENDS)])
+@pytest.mark.parametrize(("offset", "method"), [(0, Method.AGREE_WITH_UNTOLD), (5000, Method.ENDS)])
 def test_what_is_compared_with_a_rank_of_an_untold_clock(tmp_path: Path, offset: float, method: Method) -> None:
     """Rank 2 meets rank 1 only, whose clock is not told; that both end together says nothing of the first rank."""
     groups = {0: ["x"], 1: ["x", "y"], 2: ["y"]}
@@ -128,6 +128,9 @@ def test_what_is_compared_with_a_rank_of_an_untold_clock(tmp_path: Path, offset:
         (0, 250_000, 10, Method.SCATTERED),
         (-1000 * offset, 0, 10, method),
     ]
+    assert [(note.count, note.example) for note in trace.notes] == [(1, "rank 1, by 0.25 ms")]
+    untold = [1] if offset else [1, 2]
+    assert trace.validate()["waits"].reason.startswith(f"ranks {untold} may be on clocks of their own")
 
 
 def test_outliers_do_not_move_the_offset(tmp_path: Path) -> None:
