@@ -18,6 +18,7 @@ from fsdpviz.trace.kineto.events import EventReader
 from fsdpviz.trace.kineto.reader import read_recording
 from fsdpviz.trace.kineto.repair import nesting
 from fsdpviz.trace.meaning.classify import device_kind, host_kind, is_optimizer_kernel
+from fsdpviz.trace.meaning.fsdp1 import PREFIX, fsdp1_labels
 from fsdpviz.trace.nsight.names import range_category, range_name
 from fsdpviz.trace.reading import readers
 
@@ -100,3 +101,31 @@ def test_lists_in_other_values_cost_no_copy_of_what_is_before_them(
     path.write_text('{"a":[' + '{"traceEvents":[]},' * 1000 + "{}]," + path.read_text().lstrip()[1:])
     assert read_recording(path).events["name"].to_list() == ["aten::mm"]
     assert len(copies) == 2
+
+
+def fsdp1_ranges(steps: int, units: int) -> list[tuple[int, int, int, str]]:
+    """Of each step a root's forward with units one after the other, and backward's hooks, one after the other."""
+    ranges: list[tuple[int, int, int, str]] = []
+    for step in range(steps):
+        at = step * (20 * units + 10)
+        middle = at + 10 * units + 2
+        ranges += [(0, at, middle, "forward"), (0, at, at + 1, "_to_kwargs")]
+        for unit in range(units):
+            start, back = at + 1 + 10 * unit, middle + 10 * (units - unit)
+            ranges += [
+                (0, start, start + 9, "forward"),
+                (0, start + 1, start + 2, "_pre_forward_prefetch"),
+                (0, back - 8, back - 5, "_pre_backward_hook"),
+                (0, back - 7, back - 6, "_pre_backward_prefetch"),
+                (0, back - 5, back - 4, "forward"),  # again
+                (0, back - 3, back - 1, "_post_backward_hook"),
+            ]
+    named = [(0, start + 3, start + 8, f"fsdpviz::forward (b{start})") for _, start, _, name in ranges if "for" in name]
+    return [*((lane, start, end, PREFIX + name) for lane, start, end, name in ranges), *named]
+
+
+def test_steps_and_units_of_fsdp1() -> None:
+    found = fsdp1_labels(fsdp1_ranges(2, 3))
+    assert sum(label.unit is None for _, label in found) == 4  # no unit comes after the last, none before the first
+    assert growth(fsdp1_labels, lambda steps: fsdp1_ranges(steps, 2), 50) < LINEAR
+    assert growth(fsdp1_labels, lambda units: fsdp1_ranges(1, units), 100) < LINEAR

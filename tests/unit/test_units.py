@@ -497,6 +497,11 @@ def test_fsdp1_s_units_are_unknown_where_the_root_began_before_the_recording(tmp
     assert len(found) == 6
 
 
+def test_a_recording_that_has_no_forward_of_fsdp1_is_of_no_unit(tmp_path: Path) -> None:
+    cut = [event for event in fsdp1_checkpointed(0, is_reentrant=False) if event["name"] != FSDP1 + "forward"]
+    assert events_of(opened(tmp_path, cut)) == []
+
+
 @pytest.mark.parametrize(("nodes", "units"), [(1, ["#2", "#1"]), (2, ["#1", "#2"])])
 def test_fsdp1_s_hooks_on_one_output_run_inner_first(tmp_path: Path, nodes: int, units: list[str]) -> None:
     """#1 holds #2. If #1 returns what #2 made, both hooks are on it; else an operator is between them."""

@@ -27,8 +27,10 @@ Where these do not agree with each other or with the nesting of the first time, 
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import numpy as np
 
@@ -62,14 +64,16 @@ _FOREVER = 2**63 - 1
 def fsdp1_labels(ranges: Sequence[Range]) -> list[tuple[Range, RangeLabel]]:
     """The ranges of FSDP1 with the labels that FSDP2 would have given them; units are None where unknown."""
     own = sorted((item for item in ranges if item[3].startswith(PREFIX)), key=_outer_first)
-    if not own:
-        return []
     roots = _roots(own)
-    named = [(item, label.unit) for item in ranges if (label := _block(item[3])) and label.unit]
+    if not roots:
+        return []
+    blocks = {name: unit for name in {item[3] for item in ranges} if (unit := _block(name))}
+    named = sorted((item for item in ranges if item[3] in blocks), key=_outer_first)
     nodes = _nodes(ranges, [item for item in own if item[3] == _PRE_BACKWARD])
     found: list[tuple[Range, RangeLabel]] = []
     for root, end_ns in zip(roots, [*(following[1] for following in roots[1:]), _FOREVER], strict=True):
-        found += _step(root, [item for item in own if root[1] <= item[1] < end_ns], named, nodes)
+        calls = [(item, blocks[item[3]]) for item in _between(named, root[1], end_ns)]
+        found += _step(root, _between(own, root[1], end_ns), calls, nodes)
     return found
 
 
@@ -103,14 +107,15 @@ def _step(
     root: Range, own: Sequence[Range], named: Sequence[tuple[Range, str]], nodes: Mapping[Range, int]
 ) -> Iterator[tuple[Range, RangeLabel]]:
     forwards = [item for item in own if item[3] == _FORWARD and _holds(root, item)]
-    units = [ROOT, *(_called(item, forwards, named, place) for place, item in enumerate(forwards[1:], 1))]
+    units = _called(forwards, named)
     after = [item for item in own if item[1] >= root[2]]
     gathering = _gathering(own)
     owners = [place for place, item in enumerate(forwards) if item in gathering]
     before = _in_backward(after, forwards, owners, nodes)
     again = _run_again(after, forwards, before, gathering, nodes)
     places = {item: place for place, item in enumerate(forwards)} | again
-    for item in own:
+    following: dict[int | None, int] = dict(pairwise(owners or range(len(units))))
+    for item, around in zip(own, _innermost(places, own), strict=True):
         if item in again and item not in gathering:
             yield item, RangeLabel(NO_USE, "post_forward", units[again[item]])
         phase = _PHASES.get(item[3].removeprefix(PREFIX))
@@ -119,19 +124,18 @@ def _step(
         if phase in _OF_BACKWARD:
             place = before.get(item)
         else:
-            around = _innermost(places, item)
             if around in again and around not in gathering:
                 continue
             place = None if around is None else places[around]
             if phase == "forward_prefetch":
-                place = _following(owners or range(len(units)), place)
+                place = following.get(place)
         yield item, RangeLabel("FSDP", phase, None if place is None else units[place])
 
 
 def _gathering(own: Sequence[Range]) -> set[Range | None]:
     """The forwards that gather what they need, or wait for it; they alone then prefetch."""
     forwards = [item for item in own if item[3] == _FORWARD]
-    return {_innermost(forwards, item) for item in own if item[3] == _FORWARD_PREFETCH}
+    return set(_innermost(forwards, [item for item in own if item[3] == _FORWARD_PREFETCH]))
 
 
 def _in_backward(
@@ -140,7 +144,7 @@ def _in_backward(
     """Of each range of backward the place of its unit's forward; the target's for a prefetch."""
     prefetches = [item for item in after if item[3].endswith("_backward_prefetch")]
     ahead = [item for item in prefetches if item[3] == PREFIX + "_pre_backward_prefetch"]
-    hooks = [item for item in after if item[3] == _PRE_BACKWARD and any(_holds(item, inner) for inner in ahead)]
+    hooks = [item for item in after if item[3] == _PRE_BACKWARD and _inside(item, ahead)]
     posts = [item for item in after if item[3] == _POST_BACKWARD]
     every = range(len(forwards))
     choices = [owners] if owners else [every, every[1:]]  # the root's parameters may all be its units'
@@ -148,11 +152,12 @@ def _in_backward(
     for ranges in (hooks, posts):
         places: Sequence[int] = next((choice for choice in choices if len(choice) == len(ranges)), [])
         by_end = sorted(places, key=lambda place: -forwards[place][2])
+        following = dict(pairwise([0, *(place for place in by_end if place)]))
         order = _hooked(by_end, hooks, nodes) if ranges is hooks else sorted(places, reverse=True)
         for item, place in zip(ranges, order, strict=False):
             found[item] = place
-            target = _following([0, *(other for other in by_end if other)], place) if place or ranges is hooks else None
-            found |= {prefetch: target for prefetch in prefetches if _holds(item, prefetch)}
+            target = following.get(place) if place or ranges is hooks else None
+            found |= dict.fromkeys(_inside(item, prefetches), target)
     return found
 
 
@@ -176,34 +181,23 @@ def _run_again(
     See [Note: forwards that run again].
     """
     found: dict[Range, int] = {}
+    hooks = [item for item in after if item[3] == _PRE_BACKWARD and item in before]
+    ended_ns = {before.get(item): item[1] for item in reversed(after) if item[3] == _POST_BACKWARD}  # the first time
+    outermost = {nodes[item]: before[item] for item in hooks}  # of those on one output
     for run in _runs(after):
         last = _outermost(run)[-1]
-        place = under_way = _under_way(after, before, last[1])
+        at = bisect_left(hooks, last[1], key=_start_ns)
+        place = before[hooks[at - 1]] if at else None  # the last backward that began, if it has not ended
+        place = under_way = None if ended_ns.get(place, _FOREVER) < last[1] else place
         if last in gathering:
-            place = _begun_next(after, before, nodes, last[1])
+            place = outermost[nodes[hooks[at]]] if at < len(hooks) else None  # the one that begins next
             if place is not None and under_way is not None and not _holds(forwards[under_way], forwards[place]):
                 continue
         first = 0 if place is None else place - run.index(last)
         repeated = forwards[first : first + len(run)] if first > 0 else []
-        if [_held(run, item) for item in run] == [_held(forwards, item) for item in repeated]:
+        if [len(_inside(item, run)) for item in run] == [len(_inside(item, forwards)) for item in repeated]:
             found |= {item: first + at for at, item in enumerate(run)}
     return found
-
-
-def _under_way(after: Sequence[Range], before: Mapping[Range, int | None], at_ns: int) -> int | None:
-    """The place of the unit whose backward was the last to begin, if it has not ended."""
-    begun = [before[item] for item in after if item[3] == _PRE_BACKWARD and item in before and item[1] < at_ns]
-    done = {before.get(item) for item in after if item[3] == _POST_BACKWARD and item[1] < at_ns}
-    return begun[-1] if begun and begun[-1] not in done else None
-
-
-def _begun_next(
-    after: Sequence[Range], before: Mapping[Range, int | None], nodes: Mapping[Range, int], at_ns: int
-) -> int | None:
-    """The place of the unit whose backward begins next; of several on one output, the outermost."""
-    hooks = [item for item in after if item[3] == _PRE_BACKWARD and item in before and item[1] >= at_ns]
-    first = [before[item] for item in hooks if nodes[item] == nodes[hooks[0]]]
-    return first[-1] if first else None
 
 
 def _runs(after: Sequence[Range]) -> Iterator[list[Range]]:
@@ -219,21 +213,18 @@ def _runs(after: Sequence[Range]) -> Iterator[list[Range]]:
         yield run
 
 
-def _called(item: Range, forwards: Sequence[Range], named: Sequence[tuple[Range, str]], place: int) -> str:
-    inner = [other for other in forwards if other is not item and _holds(item, other)]
-    inside = {unit for block, unit in named if _holds(item, block) and not any(_holds(other, block) for other in inner)}
-    return inside.pop() if len(inside) == 1 else f"#{place}"
+def _called(forwards: Sequence[Range], named: Sequence[tuple[Range, str]]) -> list[str]:
+    """The units' names, by the ranges inside each forward and in none inside it."""
+    names: dict[Range | None, set[str]] = defaultdict(set)
+    for around, (_, unit) in zip(_innermost(forwards, [item for item, _ in named]), named, strict=True):
+        names[around].add(unit)
+    called = [names[item].pop() if len(names[item]) == 1 else f"#{place}" for place, item in enumerate(forwards)]
+    return [ROOT, *called[1:]]
 
 
-def _block(name: str) -> RangeLabel | None:
+def _block(name: str) -> str | None:
     label = parse_label(name)
-    return label if label and label.family == "fsdpviz" and label.phase == Phase.FORWARD else None
-
-
-def _following(order: Sequence[int], place: int | None) -> int | None:
-    """What comes after a place in an order; None where nothing does, or the place is not in it."""
-    at = order.index(place) + 1 if place is not None and place in order else len(order)
-    return order[at] if at < len(order) else None
+    return label.unit if label and label.family == "fsdpviz" and label.phase == Phase.FORWARD else None
 
 
 def _outermost(forwards: Sequence[Range]) -> list[Range]:
@@ -244,12 +235,20 @@ def _outermost(forwards: Sequence[Range]) -> list[Range]:
     return found
 
 
-def _innermost(forwards: Iterable[Range], item: Range) -> Range | None:
-    return max((forward for forward in forwards if _holds(forward, item)), key=_outer_first, default=None)
+def _innermost(forwards: Iterable[Range], items: Sequence[Range]) -> list[Range | None]:
+    """Of each item the last forward that began around it."""
+    windows = Windows((*forward[:3], forward) for forward in forwards)
+    return windows.names_at(np.array([item[0] for item in items]), np.array([item[1] for item in items]))
 
 
-def _held(forwards: Sequence[Range], outer: Range) -> int:
-    return sum(_holds(outer, item) for item in forwards)
+def _inside(outer: Range, ranges: Sequence[Range]) -> list[Range]:
+    return [item for item in _between(ranges, outer[1], outer[2]) if item[0] == outer[0]]
+
+
+def _between(ranges: Sequence[Range], start_ns: int, end_ns: int) -> Sequence[Range]:
+    """Those that begin from ``start_ns`` on and before ``end_ns``, of ranges sorted by their start."""
+    first = bisect_left(ranges, start_ns, key=_start_ns)
+    return ranges[first : bisect_left(ranges, end_ns, lo=first, key=_start_ns)]
 
 
 def _holds(outer: Range, inner: Range) -> bool:
@@ -259,3 +258,7 @@ def _holds(outer: Range, inner: Range) -> bool:
 
 def _outer_first(item: Range) -> tuple[int, int, int]:
     return item[1], -item[2], item[0]
+
+
+def _start_ns(item: Range) -> int:
+    return item[1]
