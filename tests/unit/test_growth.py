@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from growth import growth
+from growth import LINEAR, growth
 from make_trace import op, write_trace
 
 from fsdpviz.base.labels import parse_label
@@ -21,8 +21,6 @@ from fsdpviz.trace.meaning.classify import device_kind, host_kind, is_optimizer_
 from fsdpviz.trace.meaning.fsdp1 import PREFIX, fsdp1_labels
 from fsdpviz.trace.nsight.names import range_category, range_name
 from fsdpviz.trace.reading import readers
-
-LINEAR = 9  # at most, of an input four times as long; 16 is quadratic
 
 
 def kinds(name: str) -> object:

@@ -20,7 +20,7 @@ from itertools import pairwise
 import numpy as np
 
 from ...base.labels import Phase, RangeLabel, parse_label
-from .fsdp1 import fsdp1_labels
+from .fsdp1 import NODE, fsdp1_labels
 from .windows import Windows
 
 _STEP = re.compile(r"^ProfilerStep\s*#(\d{1,9})$")
@@ -28,7 +28,7 @@ COUNTED_STEP = re.compile(r"^(?i:train(?:ing)?[ _-]?)?(?i:step|iter(?:ation)?)[ 
 _OPTIMIZER = re.compile(r"^Optimizer\.step#")
 _HAND_WRITTEN = re.compile(r"^##\s*(forward|backward|optimizer)\s*##$")
 _FORWARD = ("DistributedDataParallel.forward", "FullyShardedDataParallel.forward")
-_BACKWARD = ("autograd::engine::evaluate_function", "FSDP::root_post_backward_callback")
+_BACKWARD = (NODE, "FSDP::root_post_backward_callback")
 _NEITHER = re.compile(r"^(?:Optimizer\.zero_grad#|enumerate\(DataLoader\)|fsdpviz::data$|## zero_grad ##)")
 _POST_BACKWARD = (
     "post_backward_accumulate",
