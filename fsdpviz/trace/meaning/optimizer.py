@@ -27,19 +27,24 @@ def is_optimizer(
     if not len(windows.optimizer):
         is_free = is_compute & rows.runs_on_device & has_no_phase & (at_issue(windows.issuers) < 0)
         return rows.named_among(is_optimizer_kernel, is_free)
-    stepping = is_compute & (at_issue(windows.optimizer) >= 0)
-    return stepping | _on_host(rows, windows.optimizer) if rows.runs_on_device.any() else stepping
+    window = at_issue(windows.optimizer)
+    stepping = is_compute & (window >= 0)
+    return stepping | _on_host(rows, windows.optimizer, window) if rows.runs_on_device.any() else stepping
 
 
-def _on_host(rows: Rows, optimizer: Windows[str]) -> np.ndarray:
+def _on_host(rows: Rows, optimizer: Windows[str], window: np.ndarray) -> np.ndarray:
     """The outermost operators of those ranges that launch nothing: offloaded parameters are updated on the CPU. Without
-    any launch in the file nothing tells which those are.
+    any launch in the file nothing tells which those are. ``window`` is by row the index of the range around it.
     """
+    found = np.zeros(len(rows), bool)
     launches = rows.decided(is_launch)
-    idle, busy = optimizer.split(rows.lane[launches], rows.start_ns[launches])
-    inside = np.zeros(len(rows), bool)
-    if launches.any() and len(idle):
-        host = (~rows.is_device & rows.decided(is_cpu_work)).nonzero()[0]
-        points = rows.lane[host].astype(np.int64), rows.start_ns[host]
-        inside[host] = (idle.at(*points) >= 0) & (busy.at(*points) < 0)
-    return outermost(rows.lane, rows.start_ns, rows.end_ns, inside) if inside.any() else inside
+    is_busy = optimizer.hold(rows.lane[launches], rows.start_ns[launches])
+    idle = (~is_busy).nonzero()[0]
+    if not len(idle) or not launches.any():
+        return found
+    is_busy[idle] = optimizer.only(is_busy).at(optimizer.lane[idle], optimizer.start_ns[idle]) >= 0  # inside a busy one
+    host = (~rows.is_device & (window >= 0)).nonzero()[0]
+    found[host] = ~is_busy[window[host]]
+    if not found.any():
+        return found
+    return outermost(rows.lane, rows.start_ns, rows.end_ns, found & rows.decided(is_cpu_work))

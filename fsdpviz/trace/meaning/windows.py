@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
+from itertools import compress, pairwise
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -57,18 +57,19 @@ class Windows(Generic[Name]):
             found[points] = inner
         return found
 
-    def split(self, lanes: np.ndarray, times_ns: np.ndarray) -> tuple[Windows[Name], Windows[Name]]:
-        """The windows that hold none of the points, and those that hold one. Points are sorted by lane and time."""
-        holds = np.zeros(len(self), bool)
+    def hold(self, lanes: np.ndarray, times_ns: np.ndarray) -> np.ndarray:
+        """Which windows hold one of the points (bool), which are sorted by lane and time."""
+        found = np.zeros(len(self), bool)
         for lane in self._lanes:
             mine, times = self.lane == lane, times_ns[lanes == lane]
             ends = np.searchsorted(times, self.end_ns[mine], "left")
-            holds[mine] = ends > np.searchsorted(times, self.start_ns[mine], "left")
-        given = list(zip(self.lane.tolist(), self.start_ns.tolist(), self.end_ns.tolist(), self.names, strict=True))
-        without, with_one = (
-            [one for one, held in zip(given, holds, strict=True) if held == is_held] for is_held in (False, True)
-        )
-        return Windows(without), Windows(with_one)
+            found[mine] = ends > np.searchsorted(times, self.start_ns[mine], "left")
+        return found
+
+    def only(self, chosen: np.ndarray) -> Windows[Name]:
+        """The chosen ones of these windows."""
+        times = zip(self.lane.tolist(), self.start_ns.tolist(), self.end_ns.tolist(), self.names, strict=True)
+        return Windows(compress(times, chosen))
 
     def names_at(self, lanes: np.ndarray, times_ns: np.ndarray) -> list[Name | None]:
         """The innermost window's name for each point, None outside all."""
