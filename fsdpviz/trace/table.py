@@ -195,7 +195,8 @@ class Trace:
         if self.context is None:
             return unit_table(self)
         kept = self.spans.select("rank", "lane", "start_ns", end_ns=pl.col("start_ns") + pl.col("duration_ns"))
-        return self.whole.units.join(kept, on=["rank", "lane", "start_ns", "end_ns"], how="semi")
+        chosen = self.whole.units.join(kept, on=["rank", "lane", "start_ns", "end_ns"], how="semi")
+        return chosen.sort("rank", "start_ns", "lane")  # a join promises no order
 
     def validate(self) -> Validation:
         """Which analyses this recording supports, and for the others, in words, why not."""
