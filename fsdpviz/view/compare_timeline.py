@@ -16,7 +16,7 @@ from ..base.units import NS_PER_MS, format_ns
 from ..trace.table import Trace
 from .bars import MAX_BARS
 from .palette import MUTED
-from .panel import Panel, badge, label_margin
+from .panel import RIGHT_PX, Panel, badge, label_margin
 from .selection import Lanes, Selection, Steps, select
 from .text import cut, safe
 from .timeline import (
@@ -77,7 +77,7 @@ def compare_timeline(
     figure.update_layout(
         **base_layout(),
         height=plot_px + top_px + bottom_px,
-        margin={"l": left_px, "r": 24, "t": top_px, "b": bottom_px, "pad": 2},
+        margin={"l": left_px, "r": RIGHT_PX, "t": top_px, "b": bottom_px, "pad": 2},
         xaxis={**time_axis(axis_ns / NS_PER_MS, "time from the start of each step"), "anchor": "y2"},
         yaxis={**panels[0].axis(), "domain": [1 - heights[0] / plot_px, 1]},
         yaxis2={**panels[1].axis(), "domain": [0, heights[1] / plot_px]},

@@ -287,6 +287,9 @@ def row_label(row: LaneRow) -> str:
     return f"rank {row.rank} · {safe(row.name, _NAME_LIMIT)}"
 
 
+RIGHT_PX = 44  # beside the panels, where the mode bar covers nothing
+
+
 def label_margin(panels: Iterable[Panel]) -> int:
     """Pixels that the longest row label needs."""
     longest = max(

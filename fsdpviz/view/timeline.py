@@ -12,7 +12,7 @@ from ..base.kinds import Kind
 from ..base.units import NS_PER_MS
 from ..trace.table import Trace
 from .palette import FONT, GRID, INK, MUTED, PAPER
-from .panel import Panel, badge, label_margin
+from .panel import RIGHT_PX, Panel, badge, label_margin
 from .selection import Lanes, Selection, Steps, select
 from .text import safe
 
@@ -51,7 +51,7 @@ def timeline(
     figure.update_layout(
         **base_layout(),
         height=rows_px + top_px + bottom_px,
-        margin={"l": left_px, "r": 24, "t": top_px, "b": bottom_px, "pad": 2},
+        margin={"l": left_px, "r": RIGHT_PX, "t": top_px, "b": bottom_px, "pad": 2},
         xaxis=time_axis(panel.axis_ns / NS_PER_MS, "time from the start of " + _start_words(selection)),
         yaxis=panel.axis(),
         legend=legend(y=1 + 26 / max(rows_px, 1)),
