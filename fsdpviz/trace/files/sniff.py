@@ -16,7 +16,7 @@ _HEAD_BYTES, _GLANCE_BYTES = 64 << 10, 8 << 10
 GZIP = b"\x1f\x8b"
 BLANK = b"\xef\xbb\xbf \t\r\n"
 PACKED = 12  # gzip makes a trace about so much smaller
-_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
 _TOKEN = re.compile(rb'"((?:[^"\\]|\\.){0,100})"(\s*:)?|[{}\[\]]|"', re.DOTALL)
 _OF_DUMP = frozenset({b"entries", b"pg_config", b"pg_status", b"nccl_comm_state", b"comm_lib_version", b"nccl_version"})
 _OF_KINETO = frozenset({b"traceEvents", b"schemaVersion", b"deviceProperties", b"distributedInfo", b"traceName"})
@@ -56,7 +56,7 @@ def format_of(path: Path, name: str = "") -> Format:
     """
     name = name or str(path)
     glance = head_of(path, name, _GLANCE_BYTES).lstrip(BLANK)  # most traces show by then what they are
-    if glance[:1] == b"{" and _EVENTS.search(glance):
+    if glance[:1] == b"{" and EVENTS.search(glance):
         return Format.KINETO
     head = head_of(path, name)
     text = head.lstrip(BLANK)
@@ -118,7 +118,7 @@ def top_level_keys(head: bytes) -> set[bytes]:
 
 def _json_format(text: bytes) -> Format:
     # inside a string the quotes would be escaped
-    if text[:1] == b"[" or _EVENTS.search(text):
+    if text[:1] == b"[" or EVENTS.search(text):
         return Format.KINETO
     keys = top_level_keys(text)
     # a trace has pg_config too, inside its distributedInfo; a dump may have one key in sight before its long entries

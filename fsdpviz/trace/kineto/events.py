@@ -20,8 +20,10 @@ from typing import Any
 import msgspec
 
 from ...base.errors import TraceError
+from ..files.sniff import EVENTS
 from ..table import Note
 from .arguments import ABSENT, NO_ARGS, Args
+from .header import File, header_in, header_of
 from .repair import clean, nesting, refuse_other_formats, salvage, whole_events
 from .scanned import Scanned
 from .scanner import Scanner
@@ -29,7 +31,6 @@ from .scanner import Scanner
 LONGEST_EVENT_BYTES = 64 << 20  # what is held at once of a file in which no event ends
 _DAMAGED_BYTES = 8 << 20  # how much is read on before a block counts as damaged
 _TRIES = 4
-_START = re.compile(rb'"traceEvents"\s*:\s*\[')
 _LIST = re.compile(rb"\s*\[")
 _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
 _COMMA = re.compile(rb"\s*,\s*")
@@ -90,25 +91,15 @@ TAG_OF_OTHERS: dict[type, str] = {kind: str(kind.__struct_config__.tag) for kind
 _EVENT = reduce(operator.or_, [Span, Metadata, *_FLOWS, *_OTHERS])
 
 
-class _File(msgspec.Struct, rename="camel"):
-    trace_events: Any
-    distributed_info: Any = None
-    device_properties: Any = None
-    trace_name: Any = None
-    base_time_nanoseconds: Any = None
-    host_name: Any = msgspec.field(default=None, name="host_name")
-
-
-class _FileOfEvents(_File, rename="camel"):
+class _FileOfEvents(File, rename="camel"):
     trace_events: list[_EVENT]  # type: ignore[valid-type]
 
 
-class _FileOfRaw(_File, rename="camel"):
+class _FileOfRaw(File, rename="camel"):
     trace_events: list[msgspec.Raw]
 
 
 _EVENTS_DECODER: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[_EVENT])  # type: ignore[valid-type]
-_HEADER_DECODER = msgspec.json.Decoder(_File)
 _FILE_DECODER = msgspec.json.Decoder(_FileOfEvents)
 _EVENT_DECODER = msgspec.json.Decoder(_EVENT)
 _OPENING = b'{"traceEvents":['
@@ -193,13 +184,13 @@ class EventReader:
         return nested
 
     def _header_until(self, end: int) -> dict[str, Any] | None:
-        return _header_in(self._pending[:end] + b"]}")
+        return header_in(self._pending[:end] + b"]}")
 
     def _lists(self) -> Iterator[re.Match[bytes]]:
         """Whatever is called like the list of events, in order; the file is read as far as it takes."""
         searched = 0
         while True:
-            while match := _START.search(self._pending, searched):
+            while match := EVENTS.search(self._pending, searched):
                 yield match
                 searched = match.end()
             if self._is_last or len(self._pending) > LONGEST_EVENT_BYTES:
@@ -317,7 +308,7 @@ class EventReader:
             if self._opening == b"[":
                 return _EVENTS_DECODER.decode(text)
             file = _FILE_DECODER.decode(text)
-            self.header |= _header(file)
+            self.header |= header_of(file)
             return file.trace_events
         except msgspec.ValidationError:
             return self._decode_rest_one_by_one(text)
@@ -330,7 +321,7 @@ class EventReader:
             file = msgspec.json.decode(text, type=_FileOfRaw)
         except msgspec.ValidationError as error:
             raise TraceError(f"{self.path} is JSON but no trace: it has no list traceEvents") from error
-        self.header |= _header(file)
+        self.header |= header_of(file)
         return self._each(file.trace_events)
 
     def _each(self, texts: Sequence[bytes | msgspec.Raw]) -> list[Any]:
@@ -378,24 +369,3 @@ def _event_of(text: bytes | msgspec.Raw) -> Any:
     if event.ph == "X":
         return Span(event.cat, event.name, event.pid, event.tid, event.ts, event.dur)
     return Other(event.ph, event.name)
-
-
-def _header(file: _File) -> dict[str, Any]:
-    header = {
-        "distributedInfo": file.distributed_info,
-        "deviceProperties": file.device_properties,
-        "traceName": file.trace_name,
-        "baseTimeNanoseconds": file.base_time_nanoseconds,
-        "host_name": file.host_name,
-    }
-    return {key: value for key, value in header.items() if value is not None}
-
-
-def _header_in(text: bytes) -> dict[str, Any] | None:
-    """What stands before the events; None where that is damaged beyond cleaning."""
-    for mended in (bytes, lambda damaged: clean(damaged)[0]):
-        try:
-            return _header(_HEADER_DECODER.decode(mended(text)))
-        except (msgspec.DecodeError, RecursionError):
-            continue
-    return None
