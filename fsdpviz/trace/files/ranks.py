@@ -99,7 +99,7 @@ def as_rank(tables: RankTables, rank: int) -> RankTables:
         return tables
     frames: dict[str, Any] = {}
     for name, value in vars(tables).items():
-        if isinstance(value, pl.DataFrame) and len(value) and value["rank"][0] != rank:
+        if isinstance(value, pl.DataFrame) and len(value):
             ranks = pl.Series("rank", np.full(len(value), rank, np.int32))
             frames[name] = value.clone().replace_column(value.get_column_index("rank"), ranks)
     return replace(tables, **frames)

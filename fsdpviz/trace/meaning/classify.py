@@ -150,7 +150,7 @@ def host_kind(category: str, name: str) -> Kind | None:
         return Kind.WAIT
     if category in ANNOTATIONS:
         return Kind.ANNOTATION
-    if category in _HOST_CATEGORIES or category.endswith(("_runtime", "_driver")):
+    if category in _HOST_CATEGORIES or is_call(category):
         return Kind.HOST
     return None
 
@@ -165,9 +165,14 @@ def is_cpu_work(category: str, name: str) -> bool:
     return category == "cpu_op" and ("::" in name or name.startswith("graph_")) and not _HOLDS_OTHERS.match(name)
 
 
+def is_call(category: str) -> bool:
+    """True for the category of the calls of a device's runtime or driver."""
+    return category.endswith(("_runtime", "_driver"))
+
+
 def is_launch(category: str, name: str) -> bool:
-    """True for a call of the driver or the runtime that launches kernels, a graph of them included."""
-    return category.endswith(("_runtime", "_driver")) and "launch" in name.lower()
+    """True for a call that launches kernels, a graph of them included."""
+    return is_call(category) and "launch" in name.lower()
 
 
 def is_optimizer_kernel(name: str) -> bool:

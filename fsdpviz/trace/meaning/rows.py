@@ -14,7 +14,7 @@ import numpy as np
 from ..kineto.arguments import NO_NUMBER, Message, Tensors
 from ..kineto.columns import Coded
 from ..kineto.reader import Recording
-from .classify import DEVICE_CATEGORIES
+from .classify import DEVICE_CATEGORIES, is_call
 from .contested import Calls, chosen
 
 # how every name begins that a pattern is asked about: most names are looked at once, not once a pattern
@@ -117,9 +117,7 @@ class Rows:
         contested = device[:0]
         if not len(device):
             return found, contested
-        calls = (
-            self.in_categories(lambda name: name.endswith(("_runtime", "_driver"))) & (self.correlation != NO_NUMBER)
-        ).nonzero()[0]
+        calls = (self.in_categories(is_call) & (self.correlation != NO_NUMBER)).nonzero()[0]
         found[device] = -1
         if self._are_of_one_process(calls):
             found[device] = self._first_calls(calls, device)
