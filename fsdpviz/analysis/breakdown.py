@@ -117,14 +117,12 @@ def _device_windows(work: pl.DataFrame, rank: int) -> list[Window]:
         )
         .sort(pl.coalesce("computes_ns", "first_ns"))
     )
-    starts_ns: list[int] = []
-    computed_ns: list[int] = []  # when the last of the earlier steps had computed; empty before one has
-    for first_ns, computes_ns, until_ns in steps.select("first_ns", "computes_ns", "computed_ns").iter_rows():
-        begin_ns = max([first_ns, *computed_ns])
-        begin_ns = begin_ns if computes_ns is None else min(begin_ns, computes_ns)
-        starts_ns.append(max([begin_ns, *starts_ns[-1:]]))
-        computed_ns = computed_ns if until_ns is None else [max([until_ns, *computed_ns])]
-    ends_ns = [*starts_ns[1:], *(max(starts_ns[-1], end_ns) for end_ns in steps["end_ns"][-1:])]
+    if steps.is_empty():
+        return []
+    computed_ns = pl.col("computed_ns").cum_max().forward_fill().shift()  # when all earlier steps had; null before one
+    begin_ns = pl.min_horizontal("computes_ns", pl.max_horizontal("first_ns", computed_ns)).cum_max()
+    starts_ns = steps.select(begin_ns).to_series().to_list()
+    ends_ns = [*starts_ns[1:], max(starts_ns[-1], steps["end_ns"][-1])]
     rows = zip(steps["step"], starts_ns, ends_ns, strict=True)
     return [Window(rank, step, start_ns, end_ns) for step, start_ns, end_ns in rows]
 
