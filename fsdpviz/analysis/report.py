@@ -122,15 +122,15 @@ class Report:
 def report(trace: Trace) -> Report:
     """The report of a recording; one without spans has no rows and, where metrics are, measures."""
     rows = tuple(row for rank in trace.ranks for row in breakdowns(trace, rank))
-    return Report(rows, _measures(trace, rows), trace.provenance, (*trace.notes, *_steps_left_out(trace)))
+    return Report(rows, _measures(trace, rows), trace.provenance, (*trace.notes, *_steps_left_out(trace, rows)))
 
 
-def _steps_left_out(trace: Trace) -> Iterator[Note]:
-    absent: list[tuple[int, int]] = []
-    for rank in trace.ranks:
-        there = {window.step for window in windows(trace.whole, rank)}
-        steps = trace.steps.filter(pl.col("rank") == rank)["step"]
-        absent += [(rank, step) for step in steps if there and step not in there]
+def _steps_left_out(trace: Trace, rows: Iterable[StepBreakdown]) -> Iterator[Note]:
+    shown = {(row.rank, row.step) for row in rows}
+    absent = [step for step in trace.steps.select("rank", "step").rows() if step not in shown]
+    # as most often none is, the windows of the whole, of which a selection shows a part, are seldom asked for
+    there = {rank: {window.step for window in windows(trace.whole, rank)} for rank in {rank for rank, _ in absent}}
+    absent = [(rank, step) for rank, step in absent if there[rank] and step not in there[rank]]
     if absent:
         example = "step {1} of rank {0}".format(*absent[0])
         yield Note("steps that launched nothing on the device, not in the report", len(absent), example)
