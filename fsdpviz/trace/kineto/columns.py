@@ -130,7 +130,7 @@ class ColumnBuilder:
     # -- events without a duration
 
     def _look_at_others(self, events: Sequence[Any]) -> None:
-        for kind in set(map(type, events)) - {Span}:
+        for kind in dict.fromkeys(type(event) for event in events if type(event) is not Span):
             if kind in FLOWS:
                 self.has_any_event = True
                 continue
