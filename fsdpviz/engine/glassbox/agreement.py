@@ -5,8 +5,9 @@ Every rank must issue the same collectives in the same order. A rank that skips 
 order, makes the others wait for ever, or, where sizes are equal, mixes up their data without a word. So each rank
 keeps a running hash of what it has issued (under a microsecond a collective, no message). Once a second a thread tells
 the job's store how far it got and compares with rank 0: at the last collective that both have issued, the hashes must
-be equal. Where they are not, all ranks lay open what they issued last, and each raises the same verdict: which rank
-issued what, at which collective. A step itself sends nothing and waits for nothing.
+be equal. Where they are not, all ranks lay open what they issued last; as soon as all have come as far as the first
+difference, or after a few seconds, one of them writes the verdict down: which rank issued what, at which collective.
+Every rank raises that one. A step itself sends nothing and waits for nothing.
 
 A rank that has only not come yet differs from none: that is logged, again and again, and never raised.
 """
@@ -34,6 +35,7 @@ _NUMBERS = itertools.count()  # of the models of this process, in the order that
 _REMEMBERED = 1 << 16  # hashes that a rank can look back on
 _TOLD = 256  # of them, told to the others: more than ranks can be apart while they wait for each other
 _LAID_OPEN = 2000  # entries
+_ANSWER_S = 10.0  # so long a verdict waits for ranks that have not come as far as the difference
 _MASK = (1 << 64) - 1
 
 
@@ -42,7 +44,7 @@ class Record:
 
     def __init__(self) -> None:
         self.count = 0
-        self.last: deque[str] = deque(maxlen=_LAID_OPEN)
+        self.last: deque[tuple[int, str]] = deque(maxlen=_LAID_OPEN)
         self._hashes = array("Q", bytes(8 * _REMEMBERED))
         self._hash = 0
         self._of_text: dict[str, int] = {}
@@ -52,7 +54,7 @@ class Record:
         if number is None:
             number = self._of_text[text] = zlib.crc32(text.encode()) + 1
         self._hash = (self._hash * 0x100000001B3 + number) & _MASK
-        self.last.append(text)
+        self.last.append((self.count, text))
         self._hashes[self.count % _REMEMBERED] = self._hash
         self.count += 1  # last: who reads from another thread sees only what is whole
 
@@ -74,29 +76,38 @@ class Record:
         return hashes[at - first] != self._hashes[at % _REMEMBERED]
 
     def laid_open(self) -> dict[str, object]:
-        count, last = self.count, list(self.last)
-        return {"first": count - len(last), "entries": last}
+        last = list(self.last)
+        return {"first": last[0][0] if last else 0, "entries": [text for _, text in last]}
 
 
-def verdict(laid_open: Mapping[int, Mapping[str, object]]) -> str:
-    """The first collective that not all ranks have issued alike, and who issued what; pure."""
+def verdict(laid_open: Mapping[int, Mapping[str, object]], world_size: int) -> tuple[str, bool]:
+    """The first collective that not all ranks have issued alike, and who issued what; pure.
+
+    Ranks that have not come that far, or have laid nothing open, are named as such. The second value is whether there
+    are none of those, so that waiting for them would change nothing.
+    """
     firsts = {rank: int(str(each["first"])) for rank, each in laid_open.items()}
     entries: dict[int, Sequence[str]] = {rank: each["entries"] for rank, each in laid_open.items()}  # type: ignore[misc]
     begin = max(firsts.values())
-    end = min(first + len(entries[rank]) for rank, first in firsts.items())
+    end = max(first + len(entries[rank]) for rank, first in firsts.items())
     for number in range(begin, end):
-        issued = {rank: entries[rank][number - firsts[rank]] for rank in sorted(firsts)}
+        issued = {
+            rank: entries[rank][number - first] for rank, first in firsts.items() if number < first + len(entries[rank])
+        }
         if len(set(issued.values())) > 1:
-            return f"ranks have diverged at collective {number + 1}: {_who_issued_what(issued)}"
-    return f"ranks have diverged before collective {begin + 1}, the oldest that is remembered"
+            behind = [rank for rank in range(world_size) if rank not in issued]
+            parts = _who_issued_what(issued) + [f"{_named(behind)} did not come so far"] * bool(behind)
+            return f"ranks have diverged at collective {number + 1}: {'; '.join(parts)}", not behind
+    everyone = len(laid_open) == world_size
+    return f"ranks have diverged before collective {begin + 1}, the oldest that is remembered", everyone
 
 
-def _who_issued_what(issued: Mapping[int, str]) -> str:
+def _who_issued_what(issued: Mapping[int, str]) -> list[str]:
     by_text: dict[str, list[int]] = {}
-    for rank, text in issued.items():
+    for rank, text in sorted(issued.items()):
         by_text.setdefault(text, []).append(rank)
     parts = sorted(by_text.items(), key=lambda item: (len(item[1]), item[1]))  # the odd one first
-    return "; ".join(f"{_named(ranks)} issued {text}" for text, ranks in parts)
+    return [f"{_named(ranks)} issued {text}" for text, ranks in parts]
 
 
 def _named(ranks: Sequence[int]) -> str:
@@ -154,16 +165,21 @@ class Agreement:
         self._warn()
 
     def _judge(self) -> None:
-        """All ranks lay open what they issued; those that do not within five periods have ended, and are left out."""
-        self._store.set(f"open/{self._rank}", json.dumps(self.record.laid_open()))
-        deadline = time.monotonic() + 5 * self._period_s
+        """Lays open what this rank has issued until one rank, the first that can tell, has written the verdict down."""
         keys = {rank: f"open/{rank}" for rank in range(self._world_size)}
-        while time.monotonic() < deadline and not self._store.check(list(keys.values())):
-            time.sleep(0.05)
-        laid_open = {rank: json.loads(self._store.get(key)) for rank, key in keys.items() if self._store.check([key])}
+        deadline = time.monotonic() + _ANSWER_S
+        while not self._store.check(["verdict"]):
+            self._store.set(keys[self._rank], json.dumps(self.record.laid_open()))
+            opened = {rank: json.loads(self._store.get(key)) for rank, key in keys.items() if self._store.check([key])}
+            said, is_whole = verdict(opened, self._world_size)
+            if is_whole or time.monotonic() > deadline:
+                self._store.compare_set("verdict", "", said)
+            else:
+                time.sleep(0.05)
         self.verdict = FsdpvizError(
-            f"every rank must call the same modules in the same order; {verdict(laid_open)}. Look for a condition "
-            f"that differs between ranks. The model cannot be used any more; start the job anew (rank {self._rank})"
+            f"every rank must call the same modules in the same order; {self._store.get('verdict').decode()}. Look for "
+            "a condition that differs between ranks. The model cannot be used any more; start the job anew "
+            f"(rank {self._rank})"
         )
         self.when_diverged(self.verdict)
 
