@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
+import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from torch._C._profiler import _ExperimentalConfig
@@ -58,7 +62,12 @@ class StepProfiler:
         """Writes the trace and its lanes' names; does nothing when no step was profiled."""
         if self._lanes:
             write_json(folder.lanes, {str(thread): name for thread, name in self._lanes.items()})
-            self._profile.export_chrome_trace(str(folder.trace))
+            # not to a .gz at once: torch compresses line by line and as hard as it can, which takes eight times as long
+            with tempfile.TemporaryDirectory() as elsewhere:
+                plain = Path(elsewhere) / "trace.json"
+                self._profile.export_chrome_trace(str(plain))
+                with plain.open("rb") as whole, gzip.open(folder.trace, "wb", compresslevel=6) as compressed:
+                    shutil.copyfileobj(whole, compressed, 1 << 20)
 
 
 def _all_threads() -> Any:
