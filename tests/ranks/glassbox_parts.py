@@ -11,7 +11,8 @@ import json
 import random
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from fsdpviz.engine.glassbox import Policy, ShardedModel, ShardedOptimizer, Tier
+from fsdpviz.engine.glassbox import Policy, ShardedModel, ShardedOptimizer, Tier, collectives
 from fsdpviz.engine.glassbox.accelerator import Lane
 
 WIDTH, BLOCKS, SAMPLES = 12, 4, 4  # samples a rank
@@ -212,21 +213,62 @@ def random_policy(draw: random.Random) -> Policy:
     )
 
 
-def run(checks: Mapping[str, Callable[[], Any]], leave: Callable[[], Any] = dist.destroy_process_group) -> None:
-    """Joins, runs the checks that the command line names, or all, and leaves what they found."""
+@contextmanager
+def groups_handed_on() -> Iterator[None]:
+    """A model takes over the process groups of closed ones: making and ending them takes longer than a test's steps.
+
+    What is free is told by the models that were made and closed, which all ranks do in one order.
+    """
+    make, close = collectives._my_group, collectives._Groups.close
+    free: dict[str, list[Any]] = {}
+
+    def take(groups: list[list[int]], rank: int) -> Any:
+        mine = free.get(str(groups))
+        return mine.pop(0) if mine else make(groups, rank)
+
+    def hand_on(self: Any) -> None:
+        free.setdefault(str(self._ranks), []).extend(self._made)
+        self._made.clear()
+        self._by_size.clear()
+
+    collectives._my_group, collectives._Groups.close = take, hand_on  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        collectives._my_group, collectives._Groups.close = make, close  # type: ignore[method-assign]
+        for group in [group for mine in free.values() for group in mine]:
+            dist.destroy_process_group(group)
+
+
+def run(
+    checks: Mapping[str, Callable[[], Any]],
+    leave: Callable[[], Any] = dist.destroy_process_group,
+    own_groups: Callable[[str], bool] = lambda _name: False,
+) -> None:
+    """Joins, runs the checks that the command line names, or all, and leaves what they found.
+
+    Models take over the groups of closed ones, except in checks of which ``own_groups`` says otherwise.
+    """
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     results: dict[str, Any] = {}
     chosen = sys.argv[3:] or list(checks)
-    for name in chosen:
-        sys.stderr.write(f"rank {dist.get_rank()}: {name}\n")
-        try:
-            results[name] = checks[name]()
-        except BaseException:  # noqa: BLE001  # the boundary of a check
-            results[name] = {"traceback": traceback.format_exc()}
-            sys.stderr.write(results[name]["traceback"])
+    for handed_on in (True, False):
+        with groups_handed_on() if handed_on else nullcontext():
+            for name in chosen:
+                if own_groups(name) is not handed_on:
+                    results[name] = _found(name, checks[name])
     everything: list[dict[str, Any]] = [{} for _ in range(dist.get_world_size())]
     dist.all_gather_object(everything, results)
     if dist.get_rank() == 0:
         Path(sys.argv[1]).write_text(json.dumps(results | {"ranks": everything}))
     leave()
+
+
+def _found(name: str, check: Callable[[], Any]) -> Any:
+    sys.stderr.write(f"rank {dist.get_rank()}: {name}\n")
+    try:
+        return check()
+    except BaseException:  # noqa: BLE001  # the boundary of a check
+        sys.stderr.write(traceback.format_exc())
+        return {"traceback": traceback.format_exc()}

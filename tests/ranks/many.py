@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from glassbox_parts import groups_handed_on
 from torch.distributed.device_mesh import init_device_mesh
 
 from fsdpviz.capture.environment import environment
@@ -60,7 +61,8 @@ def train(folder: RunFolder) -> None:
         metrics.write(result)
         losses.append(result.loss)
     profiler.write(mine)
-    dump_flight_recorder(mine)
+    if experiment.engine == "fsdp1":  # of the others the trace says all
+        dump_flight_recorder(mine)
     memory.write(mine)
     metrics.close()
     write_json(mine.outcome, {"rank": rank, "weights_sha256": weights_sha256(training.model)})
@@ -80,9 +82,10 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     folder = Path(sys.argv[1])
-    for name in json.loads((folder / "order.json").read_text()):
-        sys.stderr.write(f"rank {os.environ['RANK']}: {name}\n")
-        train(RunFolder(folder / name))
+    with groups_handed_on():
+        for name in json.loads((folder / "order.json").read_text()):
+            sys.stderr.write(f"rank {os.environ['RANK']}: {name}\n")
+            train(RunFolder(folder / name))
     dist.destroy_process_group()
 
 

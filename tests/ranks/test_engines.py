@@ -220,6 +220,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Trained:
         "fsdp2-bf16": BF16,
         "fsdp2-adamw": ADAMW,
         "fsdp2-divide-2": {"gradient": Gradient(divide_factor=2.0)},
+        "fsdp2-sum": {"gradient": Gradient(divide_factor=1.0)},
     }
     return train_all(tmp_path_factory.mktemp("two"), 2, REFERENCES | cases | extra)
 
@@ -294,6 +295,20 @@ def test_bf16_gathers_half_the_bytes_and_reduces_in_fp32(two: Trained) -> None:
 def test_a_divide_factor_other_than_the_world_size_scales_gradients(four: Trained, two: Trained) -> None:
     assert two.losses("fsdp2-divide-2") == pytest.approx(two.losses("single"), rel=1e-5)
     assert four.losses("fsdp2-divide") == pytest.approx(four.losses("single"), rel=1e-5)
+
+
+def test_a_divide_factor_of_one_sums_over_ranks_and_changes_the_step(two: Trained) -> None:
+    mean, total = two.losses("single"), two.losses("fsdp2-sum")
+    assert total[0] == pytest.approx(mean[0], rel=1e-5)
+    assert total[1] != pytest.approx(mean[1], rel=1e-3)
+
+
+@pytest.mark.parametrize("engine", ["single", "ddp", "fsdp1"])
+def test_units_are_found_in_engines_without_ranges_of_their_own(two: Trained, engine: str) -> None:
+    spans = open_trace(two.folder / engine).spans
+    for phase in ("forward", "backward"):
+        compute = spans.filter((pl.col("kind") == "compute") & (pl.col("phase") == phase))
+        assert {"blocks.0", "blocks.1", "blocks.2"} <= set(compute["unit"].drop_nulls()), phase
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp1-no-shard", "fsdp2-replicas-only"])

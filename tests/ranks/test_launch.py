@@ -290,12 +290,15 @@ def test_interrupt_during_a_run_on_the_main_thread(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=interrupt_twice)
     progress = Recorder()
+    # pytest in the background of a shell inherits that SIGINT is ignored
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     thread.start()
     try:
         with pytest.raises(KeyboardInterrupt):
             launch({}, folder, make_request("ignore_term"), progress=progress)
     finally:
         thread.join()
+        signal.signal(signal.SIGINT, before)
     assert progress.outcome == "stopped"
     assert processes_of(folder.path) == []
 

@@ -18,10 +18,7 @@ from fsdpviz.experiment import (
     Capture,
     Data,
     Experiment,
-    Gradient,
     Mesh,
-    Mlp,
-    Optimizer,
     RunFolder,
     Steps,
     Transformer,
@@ -68,13 +65,6 @@ class Small(nn.Module):
 
 def broken(**arguments):
     raise KeyError("no such layer")
-
-def not_a_module():
-    return 3
-
-class NoBatch(nn.Linear):
-    def __init__(self):
-        super().__init__(2, 2)
 """
 
 
@@ -125,19 +115,11 @@ print(len(run.losses), run.experiment.model.is_from_notebook)
     assert done.stdout.split() == ["1", "True"], done.stderr
 
 
-@pytest.mark.parametrize(
-    ("target", "reason"),
-    [
-        ("broken", "KeyError: 'no such layer'"),
-        ("not_a_module", "must return an nn.Module; it returned int"),
-        ("NoBatch", "needs make_batch"),
-    ],
-)
-def test_a_model_that_does_not_build_is_one_line(tmp_path: Path, model_file: Path, target: str, reason: str) -> None:
-    experiment = Experiment(model=UserModel(target=f"{model_file}:{target}"), **SMALL)
+def test_a_model_that_does_not_build_is_one_line(tmp_path: Path, model_file: Path) -> None:
+    experiment = Experiment(model=UserModel(target=f"{model_file}:broken"), **SMALL)
     with pytest.raises(ExperimentError) as refused:
         fsdpviz.run(experiment, out=tmp_path / "run", progress=False)
-    assert reason in str(refused.value)
+    assert "KeyError: 'no such layer'" in str(refused.value)
     assert "\n" not in str(refused.value)
     assert not RunFolder(tmp_path / "run").is_finished
 
@@ -200,16 +182,6 @@ def test_a_run_without_a_trace_still_has_its_measures(tmp_path: Path) -> None:
     assert not RunFolder(tmp_path / "run").rank(0).trace.exists()
 
 
-@pytest.mark.parametrize(("engine", "mesh"), [("single", Mesh()), ("ddp", Mesh(replicate=2)), ("fsdp1", Mesh(shard=2))])
-def test_units_are_found_in_engines_without_ranges_of_their_own(tmp_path: Path, engine: str, mesh: Mesh) -> None:
-    experiment = small(engine=engine, mesh=mesh, model=Transformer(layers=2, width=16, heads=2))
-    run = fsdpviz.run(experiment, out=tmp_path / "run", progress=False)
-    compute = run.spans.filter(run.spans["kind"] == "compute")
-    for phase in ("forward", "backward"):
-        units = set(compute.filter(compute["phase"] == phase)["unit"].drop_nulls())
-        assert {"blocks.0", "blocks.1"} <= units, (phase, units)
-
-
 def test_two_nodes_on_one_machine(tmp_path: Path) -> None:
     code = """
 import sys, fsdpviz
@@ -227,21 +199,3 @@ print(run.ranks)
         for n in (0, 1)
     ]
     assert [node.communicate(timeout=120)[0].strip() for node in nodes] == ["[0]", "[1]"]
-
-
-def test_a_gradient_factor_changes_the_step(tmp_path: Path) -> None:
-    """A factor of 1 sums over ranks, so SGD moves twice as far as with the mean: the knob reaches the engine."""
-
-    def losses(factor: float | None) -> list[float]:
-        experiment = small(
-            model=Mlp(widths=(4, 4)),
-            optimizer=Optimizer(name="sgd", lr=0.5),
-            gradient=Gradient(divide_factor=factor),
-            capture=Capture(trace=False),
-        )
-        return fsdpviz.run(experiment, out=tmp_path / f"run-{factor}", progress=False).losses
-
-    mean, total, two = losses(None), losses(1.0), losses(2.0)
-    assert mean == pytest.approx(two)
-    assert mean[0] == total[0]
-    assert mean[1] != pytest.approx(total[1], rel=1e-3)

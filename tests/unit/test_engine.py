@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
@@ -15,7 +16,7 @@ from fsdpviz.engine.links import LinkThread, sleep_until
 from fsdpviz.engine.models import build, synthetic_text
 from fsdpviz.engine.prepare import check_units, checkpointed, units
 from fsdpviz.engine.protocol import clean_name
-from fsdpviz.experiment import Checkpointing, Experiment, Link, Mlp, Transformer, Wrap
+from fsdpviz.experiment import Checkpointing, Experiment, Link, Mlp, Transformer, UserModel, Wrap
 
 
 def test_units_are_blocks_groups_or_none() -> None:
@@ -63,6 +64,20 @@ def test_synthetic_text_can_be_learned() -> None:
 def test_tied_weights_are_one_parameter() -> None:
     tied = build(Experiment(model=Transformer(tied=True))).module
     assert tied.get_parameter("output.weight") is tied.get_parameter("tokens.weight")
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("def made(): return 3", "must return an nn.Module; it returned int"),
+        ("from torch.nn import Identity as made", "needs make_batch"),
+    ],
+)
+def test_a_users_model_that_is_none_is_refused(tmp_path: Path, code: str, reason: str) -> None:
+    file = tmp_path / "model.py"
+    file.write_text(code)
+    with pytest.raises(FsdpvizError, match=reason):
+        build(Experiment(model=UserModel(target=f"{file}:made")))
 
 
 def test_names_lose_their_wrappers() -> None:
