@@ -40,7 +40,8 @@ def kinds(name: str) -> object:
             "wait_until",
             "deep_ep::",
         ),
-        *("userbuffers_", "userbuffers_x_", "barrier_", "all_", "adam_", "fused_"),
+        *("userbuffers_", "userbuffers_x_", "barrier_", "all_", "adam_", "fused_", "AllAll_", "warp_all"),
+        *("hybrid_ep::", "hybrid_ep::a::", "dispatch", "nccl_ep_", "epdispatch", " epcombine", " a2a_", "moea2a"),
     ],
 )
 @pytest.mark.parametrize("end", ["", "_on_stream_kernel", "!"])

@@ -36,22 +36,40 @@ _COLLECTIVES = (
 )
 # In patterns of kernels ``\b(?>\w*?x)\w*y`` is ``x\w*y`` in linear time: the first x of a word is tried, and no other.
 #
+# Tokens sent to their experts on other ranks, and back: DeepEP, whose get_dispatch_layout only counts, and its
+# descendants, which also scan and permute on their own device; MORI, whose copies only stage; pplx; TensorRT-LLM and
+# FlashInfer; torch's exchange of sizes before its all_to_all_vdev
+_EXPERTS = (
+    r"deep_ep::(?!(?:\w+::){0,9}get_dispatch_layout)"
+    r"|^(?:void )?(?:hybrid_ep|nccl_ep|nixl_ep|uccl|mooncake)::(?:\w+::){0,9}(?!get_)\w*(?:dispatch|combine|notify)"
+    r"|\b(?:nccl|mooncake)_ep_\w*(?:dispatch|combine)"
+    r"|\bep(?:dispatch|combine)(?!\w*copy)\w*(?:kernel|async)|\ba2a_(?:dispatch|combine)_(?:send|recv)_kernel"
+    r"|\bmoea2a(?:dispatch|combine)kernel|\bexchangesplitandoffset"
+)
 # NCCL: ncclAllReduceRingLLKernel_sum_f32 (2.4), ncclKernel_… (2.12), ncclDevKernel_… (2.19), ncclSymk… (2.27); RCCL
 # and MSCCL; torch's symmetric memory (multimem_…, one_shot_…, two_shot_…, put_signal_kernel); vLLM's and SGLang's own;
-# DeepEP, whose get_dispatch_layout only counts; TransformerEngine's (k)userbuffers_…; NVSHMEM and ROC SHMEM
+# TransformerEngine's (k)userbuffers_…; NVSHMEM and ROC SHMEM
 _COLLECTIVE_KERNEL = re.compile(
-    r"\b(?>\w*?nccl)\w*kernel|ncclsymk|rccl|msccl|multimem_|(?:one|two)_shot_|cross_device_reduce"
-    r"|deep_ep::(?!(?:\w+::){0,9}get_dispatch_layout)|userbuffers_|put_signal_kernel|(?:nv|roc)shmem|_on_stream_kernel"
-    r"|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all"
+    r"\b(?>\w*?nccl)(?!_ep)\w*kernel|ncclsymk|rccl|msccl|multimem_|(?:one|two)_shot_|cross_device_reduce"
+    rf"|userbuffers_|put_signal_kernel|(?:nv|roc)shmem|_on_stream_kernel|{_EXPERTS}"
 )
-# torch's, DeepEP's and shared memory's that only wait for their peers
+# In a name as it is spelled, for its capitals: oneShotAllReduceKernel is one, SmallReduceKernel is none. The threads of
+# one block reduce and gather among themselves, too: block_all_reduce_sum_f32_kernel, warpAllReduceSum.
+_WITHIN_BLOCK = "".join(rf"(?<!{part})(?<!{part}_)" for part in ("block", "warp", "wave", "wavefront", "thread", "cta"))
+_SAYS_COLLECTIVE = re.compile(
+    rf"(?:(?<![A-Za-z])|(?=Al)|(?<=[a-z])(?=A))(?i:{_WITHIN_BLOCK}all_?(?:reduce|gather|to_?all))"
+    rf"|(?i:{_WITHIN_BLOCK}reduce_?scatter)"
+)
+# torch's, shared memory's and those of expert parallelism that only wait for their peers
 _WAITING_KERNEL = re.compile(
-    r"\b(?:barrier|wait_signal)_kernel|deep_ep::\w+::barrier|\b(?>\w*?shmem)\w*_(?:barrier|sync|quiet|wait)"
+    r"\b(?:barrier|wait_signal)_kernel|(?:deep_ep|uccl)::(?:\w+::){1,9}barrier|_ep::(?:\w+::){0,9}device_sync_kernel"
+    r"|\bepcombinesyncbarrier|\b(?>\w*?shmem)\w*_(?:barrier|sync|quiet|wait)"
     r"|(?:barrier|barrier_all|sync|sync_all|quiet)_on_stream_kernel|\b(?>\w*?wait_until)\w*_on_stream_kernel"
 )
 # collectives that a library calls by names of its own
 _GATHERS, _REDUCES = "f?collect", "(?:rdxn|reduce(?!_?scatter))"
 _OWN_NAMES = (
+    (re.compile(_EXPERTS), Kind.ALL_TO_ALL),
     # …_fp16_sum_inplace_gpu_rw_ag
     (re.compile(r"\b(?>\w*?userbuffers_)\w*_(?:ag(?![a-z])|allgather)"), Kind.ALL_GATHER),
     (re.compile(r"\b(?>\w*?userbuffers_)\w*_rs(?![a-z])"), Kind.REDUCE_SCATTER),
@@ -60,13 +78,16 @@ _OWN_NAMES = (
     # to all: shared memory has no reduce to one
     (re.compile(rf"\b(?:|(?>\w*?shmem)(?>\w*?_(?={_REDUCES}))){_REDUCES}\w*_on_stream_kernel"), Kind.ALL_REDUCE),
 )
+# what is left of these puts and gets
+_ONE_SIDED = re.compile(r"userbuffers_|put_signal_kernel|shmem|_on_stream_kernel")
 # Patterns of kernels are of small letters, and one of the words is in whatever they match: kernels' names are long, and
 # looking for words is fast.
 _COLLECTIVE_WORDS = (
-    *("ccl", "multimem", "_shot_", "deep_ep", "reduce", "gather", "toall", "to_all"),
+    *("ccl", "multimem", "_shot_", "reduce", "gather", "toall", "to_all"),
     *("userbuffers", "_signal_kernel", "shmem", "_on_stream_kernel"),
+    *("_ep::", "mooncake", "epdispatch", "epcombine", "a2a", "exchangesplit"),
 )
-_WAITING_WORDS = ("barrier", "_signal_kernel", "shmem", "_on_stream_kernel")
+_WAITING_WORDS = ("barrier", "_signal_kernel", "shmem", "_on_stream_kernel", "device_sync_kernel")
 _NO_LETTER = re.compile(r"[^a-z0-9]")
 _COPIES = (
     # XPU's M is pageable memory, its S shared with the device
@@ -83,8 +104,9 @@ _HOLDS_OTHERS = re.compile(
 _WAITS = re.compile(r"^(?:_?c10d_functional::wait_tensor|fsdpviz::\w*wait|gloo:barrier)")
 _OPTIMIZER_KERNEL = re.compile(
     r"multi_tensor_apply|fused_?(?:adam|sgd|adagrad|lamb|lion)|(?:adam|sgd|lamb|lion)functor|koptimizer"
+    r"|(?:adam|lamb)_cuda_kernel"
 )
-_OPTIMIZER_WORDS = ("multi_tensor_apply", "fused", "adamf", "sgdf", "lambf", "lionf", "koptimizer")
+_OPTIMIZER_WORDS = ("multi_tensor_apply", "fused", "adamf", "sgdf", "lambf", "lionf", "koptimizer", "_cuda_kernel")
 
 
 def collective_in(text: str) -> Kind | None:
@@ -99,7 +121,10 @@ def _first_collective(text: str) -> Kind | None:
 
 def is_collective_kernel(name: str) -> bool:
     """True for a kernel that moves data between ranks. Its name need not say which collective it is."""
-    return _is_kernel(name, _COLLECTIVE_WORDS, _COLLECTIVE_KERNEL) and not name.startswith("triton_")
+    small = name.lower()
+    if name.startswith("triton_") or not any(word in small for word in _COLLECTIVE_WORDS):
+        return False
+    return _COLLECTIVE_KERNEL.search(small) is not None or _SAYS_COLLECTIVE.search(name) is not None
 
 
 def is_peer_copy(category: str, name: str) -> bool:
@@ -120,26 +145,35 @@ def link_bytes(name: str) -> int | None:
 
 
 def device_kind(category: str, name: str, collective: str, parent: str) -> Kind:
-    """The kind of a span of the device. ``collective`` is the kernel's own argument, ``parent`` the range
-    or operator that issued it; "" where there is none.
+    """The kind of a span of the device. ``collective`` is what its own arguments call it, or those of the call that
+    launched it, ``parent`` the range or operator that issued it; "" where there is none.
     """
     if category == "gpu_memset":
         return Kind.MEMSET
     if category == "gpu_memcpy":
         if is_peer_copy(category, name):  # a copy engine gathers by copying from its peers
-            return collective_in(parent) or Kind.D2D
+            return collective_in(parent) or collective_in(collective) or Kind.D2D
         return next((kind for pattern, kind in _COPIES if pattern.search(name)), Kind.D2D)
     if _is_kernel(name, _WAITING_WORDS, _WAITING_KERNEL):
         return Kind.WAIT
     if category != "collective_comm" and not is_collective_kernel(name):
         return Kind.COMPUTE
-    return collective_in(parent) or collective_in(collective) or _collective_of_kernel(name)
+    return _collective_of_kernel(name, collective, parent) or Kind.P2P
 
 
-def _collective_of_kernel(name: str) -> Kind:
+def is_nameless_collective(name: str, collective: str, parent: str) -> bool:
+    """True for a kernel that moves data between ranks if nothing says which collective it is: ``device_kind`` is P2P
+    for want of a better one.
+    """
+    return _collective_of_kernel(name, collective, parent) is None
+
+
+def _collective_of_kernel(name: str, collective: str, parent: str) -> Kind | None:
+    if kind := collective_in(parent) or collective_in(collective):
+        return kind
     small = name.lower()
-    own = (kind for pattern, kind in _OWN_NAMES if pattern.search(small))
-    return next(own, None) or _first_collective(name) or Kind.P2P
+    own = next((kind for pattern, kind in _OWN_NAMES if pattern.search(small)), None)
+    return own or _first_collective(name) or (Kind.P2P if _ONE_SIDED.search(small) else None)
 
 
 def host_kind(category: str, name: str) -> Kind | None:
