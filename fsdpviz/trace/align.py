@@ -29,9 +29,10 @@ import numpy as np
 import polars as pl
 
 from ..base.kinds import Kind
+from .meaning.collectives import IS_COPY
 from .table import CLOCK_SCHEMA, Note, Trace, frame_of
 
-# these end together on all ranks; a broadcast's root and a sender may leave early
+# these end together on all ranks; a broadcast's root, a sender and a copy engine may leave early
 _SYNCHRONISING = [kind.value for kind in (Kind.ALL_GATHER, Kind.REDUCE_SCATTER, Kind.ALL_REDUCE, Kind.ALL_TO_ALL)]
 _FEWEST = 3  # matched collectives; a median of fewer can be one outlier
 _FEWEST_FOR_DRIFT, _LONG_NS = 20, 10_000_000_000  # clocks drift by some ppm: 10 µs/s, so that 10 s show it
@@ -149,7 +150,7 @@ def _scatter_notes(fits: list[tuple[list[int], Method, Fit | None]]) -> Iterator
 
 def matches(trace: Trace) -> pl.DataFrame:
     """The ends of synchronising collectives that are the same on several ranks: ``key``, ``rank``, ``end_ns``."""
-    found = trace.collectives.filter(pl.col("kind").is_in(_SYNCHRONISING)).with_columns(
+    found = trace.collectives.filter(pl.col("kind").is_in(_SYNCHRONISING) & ~IS_COPY).with_columns(
         end_ns=pl.col("start_ns") + pl.col("duration_ns"),
         group=pl.coalesce("group", pl.lit("?"))
         + pl.coalesce(pl.col("group_ranks").cast(pl.List(pl.String)).list.join(","), pl.lit("")),

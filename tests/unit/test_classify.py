@@ -13,6 +13,7 @@ from fsdpviz.trace.meaning.classify import (
     device_kind,
     host_kind,
     is_cpu_work,
+    is_nameless_collective,
     is_optimizer_kernel,
     is_wait_argument,
     link_kind,
@@ -191,6 +192,37 @@ def test_the_parent_beats_the_argument_and_the_argument_the_name() -> None:
     assert device_kind("kernel", name, "", "nccl:coalesced") is Kind.P2P
     # and a collective parent makes no collective of an ordinary kernel
     assert device_kind("kernel", "void at::native::cat_kernel()", "", "c10d::allgather_") is Kind.COMPUTE
+
+
+@pytest.mark.parametrize(
+    ("name", "is_nameless"),
+    [
+        ("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", True),
+        ("void rcclGenericKernel<1, false>(ncclDevKernelArgsStorage<4096ul>)", True),
+        ("mscclKernel_Sum_half_LL_false(ncclDevComm*, mscclAlgo*)", True),
+        ("hccl op 7", True),
+        ("ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", False),
+        ("ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)", False),
+        ("ncclDevKernel_Reduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)", False),
+        # one-sided
+        ("void nvshmemi_putmem_signal_kernel(void*)", False),
+        ("c10d::symmetric_memory::put_signal_kernel(unsigned int**, int)", False),
+        ("kuserbuffers_inc(int*)", False),
+    ],
+)
+def test_a_kernel_that_does_not_say_which_collective_it_is(name: str, is_nameless: bool) -> None:
+    assert is_nameless_collective(name, "", "") is is_nameless
+    assert not is_nameless_collective(name, "allreduce", "")
+    assert not is_nameless_collective(name, "", "c10d::allreduce_")
+    assert is_nameless_collective(name, "coalesced", "nccl:coalesced") is is_nameless
+
+
+def test_a_copy_is_what_the_call_around_it_states() -> None:
+    name = "Memcpy PtoP (Device -> Device)"
+    assert device_kind("gpu_memcpy", name, "all_gather_single", "") is Kind.ALL_GATHER
+    assert device_kind("gpu_memcpy", name, "all_gather_single", "c10d::alltoall_base_") is Kind.ALL_TO_ALL
+    assert device_kind("gpu_memcpy", name, "wait", "") is Kind.D2D
+    assert device_kind("gpu_memcpy", "Memcpy DtoD (Device -> Device)", "all_gather_single", "") is Kind.D2D
 
 
 @pytest.mark.parametrize(

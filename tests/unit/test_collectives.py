@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings, strategies
 from make_trace import KINETO, launched, mark, op, span, write_trace
 
 from fsdpviz.trace import Trace, open_trace
+from fsdpviz.trace.align import matches
 from fsdpviz.trace.meaning.dtypes import ITEM_BYTES_OF, dtype_named
 from fsdpviz.trace.meaning.groups import ranks_in, role_of
 
@@ -278,6 +279,62 @@ def test_a_transfer_of_the_copy_engine(tmp_path: Path) -> None:
     ]
     assert opened(tmp_path, events).collectives.select(pl.col("kind").cast(pl.String), "bytes").rows() == [
         ("all_gather", 64)
+    ]
+
+
+@pytest.mark.parametrize("operator", [[], [op("c10d::_allgather_base_", 0, 9)]])
+def test_copies_of_one_collective_have_its_group_and_a_part_of_its_size(tmp_path: Path, operator: list) -> None:
+    """4000 bf16 gathered from 4 ranks, 8000 bytes: 2000 are here already, 2000 come from each peer by a copy in 4 µs.
+    All that a copy carries moves: 2000 B / 4 µs = 0.5 GB/s.
+    """
+    peer = "Memcpy PtoP (Device -> Device)"
+    events = [
+        *operator,
+        op("record_param_comms", 0, 8, **said("all_gather_single", 1000, 4000, Seq=5)),
+        *launched("gpu_memcpy", "Memcpy DtoD (Device -> Device)", 1, 12, 1, correlation=9, bytes=2000),
+        *(
+            event
+            for at in range(3)
+            for event in launched("gpu_memcpy", peer, 2 + at, 20 + 5 * at, 4, correlation=at + 1, bytes=2000)
+        ),
+    ]
+    rows = opened(tmp_path, events).collectives
+    columns = ("bytes", "dtype", "group", "group_size", "group_ranks", "sequence", "busbw_gbps")
+    assert rows["kind"].cast(pl.String).to_list() == ["all_gather"] * 3
+    assert rows.select(columns).rows() == [(2000, "bfloat16", "7", 4, [0, 2, 4, 6], 5, pytest.approx(0.5))] * 3
+
+
+def test_a_copy_does_not_end_when_its_collective_does(tmp_path: Path) -> None:
+    for rank in (0, 1):
+        events = [
+            op("record_param_comms", 0, 8, **said("all_gather_single", 10, 20, Seq=5)),
+            *launched("gpu_memcpy", "Memcpy PtoP (Device -> Device)", 1, 20, 4, correlation=1, bytes=20),
+            op("record_param_comms", 30, 8, **said("all_gather_single", 10, 20, Seq=6)),
+            *launched("kernel", NCCL, 31, 50, 4, correlation=2),
+        ]
+        write_trace(tmp_path / f"rank{rank}.json", events, distributedInfo={"rank": rank})
+    matched = matches(open_trace(tmp_path))
+    assert matched["key"].to_list() == ["70,2,4,6 #6 all_gather"] * 2
+
+
+def test_a_replayed_graph_does_not_say_which_collectives_it_holds(tmp_path: Path) -> None:
+    group = {"Process Group Name": "7", "In msg nelems": 1000, "Out msg nelems": 1000, "dtype": "Float"}
+    events = [
+        *launched("kernel", NCCL, 1, 20, 10, correlation=1),
+        span("kernel", NCCL, 40, 10, process=0, thread=7, correlation=1, **group),
+        *launched("kernel", "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", 5, 60, 10, correlation=2),
+        *launched("kernel", NCCL, 10, 80, 10, correlation=3, **said("allreduce", 1000, 1000)),
+    ]
+    trace = opened(tmp_path, events, distributedInfo={"rank": 0, "pg_config": GROUPS[:1]})
+    assert trace.collectives.select(pl.col("kind").cast(pl.String), "bytes").rows() == [
+        ("p2p", None),
+        ("p2p", None),
+        ("p2p", None),
+        ("all_reduce", 2000),
+    ]
+    assert trace.collectives["busbw_gbps"].null_count() == 3
+    assert [(note.count, note.example) for note in trace.notes if "nothing tells the collective" in note.what] == [
+        (2, NCCL)
     ]
 
 

@@ -4,8 +4,9 @@
 
 with S the full (gathered) size, t the span's own duration and n the ranks of the group; f is nccl-tests'
 (doc/PERFORMANCE.md): 2(n − 1)/n for all-reduce, (n − 1)/n for all-gather, reduce-scatter and all-to-all, 1 for
-broadcast and point-to-point. A span of a rank that came early holds its wait for the others, so that its bandwidth
-is a lower bound; the shortest span among the group's ranks is the transfer.
+broadcast and point-to-point. Each copy of a copy engine carries a part, all of which moves: S is its own size, and f is
+1. A span of a rank that came early holds its wait for the others, so that its bandwidth is a lower bound; the shortest
+span among the group's ranks is the transfer.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ COLLECTIVE_SCHEMA: dict[str, Any] = {
     "start_ns": pl.Int64,
     "duration_ns": pl.Int64,
     "issued_ns": pl.Int64,  # null where the file has no launch
-    "bytes": pl.Int64,  # the full (gathered) size; what an all-to-all sends; null where unknown
+    "bytes": pl.Int64,  # the full (gathered) size; what an all-to-all sends; of a copy its own; null where unknown
     "dtype": DTYPE,  # null where unknown, or where its tensors have several
     "group": pl.String,  # null where the file names none and more than one would fit
     "group_size": pl.Int32,
@@ -43,6 +44,9 @@ COLLECTIVE_SCHEMA: dict[str, Any] = {
     "phase": pl.String,
     "busbw_gbps": pl.Float64,  # null without bytes, group size or duration
 }
+
+IS_COPY = pl.col("name").str.contains("^(?i:memcpy|copy)")
+"""Of a transfer: whether a copy engine made it."""
 
 _KINDS = [kind.value for kind in COMMUNICATION]
 
@@ -123,10 +127,10 @@ def _bus_bandwidth() -> pl.Expr:
     share = (size - 1) / size
     kind = pl.col("kind")
     factor = (
-        pl.when(kind == Kind.ALL_REDUCE.value)
-        .then(2 * share)
-        .when(kind.is_in([Kind.BROADCAST.value, Kind.P2P.value]))
+        pl.when(kind.is_in([Kind.BROADCAST.value, Kind.P2P.value]) | IS_COPY)
         .then(1.0)
+        .when(kind == Kind.ALL_REDUCE.value)
+        .then(2 * share)
         .otherwise(share)
     )
     return pl.when(pl.col("duration_ns") > 0).then(pl.col("bytes") / pl.col("duration_ns") * factor)

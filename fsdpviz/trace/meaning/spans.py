@@ -22,6 +22,7 @@ from .classify import (
     device_kind,
     host_kind,
     is_cpu_work,
+    is_nameless_collective,
     is_peer_copy,
     is_wait_argument,
     link_bytes,
@@ -318,24 +319,35 @@ class _Rank:
         stated = self._windows_of([row for row in self.messages if not self.rows.is_device[row]])
         points = self.point_lane[rows], self.point_ns[rows]
         by_nccl, by_operator, by_stated = (windows.names_at(*points) for windows in (nccl, operators, stated))
-        kind_of, names_one = cache(device_kind), cache(collective_in)  # once a distinct name
+        # once a distinct name
+        kind_of, names_one, is_nameless = cache(device_kind), cache(collective_in), cache(is_nameless_collective)
+        nameless: list[int] = []
         for row, range_row, operator_row, stated_row in zip(rows, by_nccl, by_operator, by_stated, strict=True):
             message = self.messages.get(row) or self.messages.get(-1 if stated_row is None else stated_row)
             parents = [self.rows.name_of(parent) for parent in (range_row, operator_row) if parent is not None]
             parent = next((name for name in parents if names_one(name)), "")
-            category = self.rows.category_of(row)
-            kind = kind_of(category, self.rows.name_of(row), message.collective if message else "", parent)
+            category, name = self.rows.category_of(row), self.rows.name_of(row)
+            collective = message.collective if message else ""
+            kind = kind_of(category, name, collective, parent)
             self.kind[row] = KIND_CODE[kind]
-            if kind not in COMMUNICATION or category == "gpu_memcpy":  # a copy says its own bytes
+            if kind not in COMMUNICATION:
                 continue
             issuer, own = (self.tensors.get(-1 if at is None else at) for at in (operator_row, range_row))
             if message:
                 self.messages[row] = message  # the kernel's own, or that of the call that launched it
-            if message and message.payload_bytes is not None:
-                self._set_bytes(row, message.payload_bytes)
-            else:
-                self._set_bytes(row, self._payload_bytes(kind, issuer, own))
             self._set_of_tensors(row, kind, issuer, own)
+            if category == "gpu_memcpy":  # carries a part of the whole, and says itself how much
+                continue
+            if kind is Kind.P2P and is_nameless(name, collective, parent):
+                nameless.append(row)
+                self.bytes[row] = -1  # a size tells nothing while it is not known of what
+                continue
+            size = message.payload_bytes if message else None
+            if size is None:
+                size = self._payload_bytes(kind, issuer, own)
+            self._set_bytes(row, size)
+        what = "transfers of which nothing tells the collective (in replayed graphs, say), taken as p2p without a size"
+        self._note(what, nameless)
 
     def _windows_of(self, rows: list[int]) -> Windows[int]:
         return Windows((int(self.lane[row]), int(self.start_ns[row]), int(self.end_ns[row]), row) for row in rows)
