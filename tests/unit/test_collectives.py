@@ -13,6 +13,7 @@ from make_trace import KINETO, launched, mark, op, span, write_trace
 
 from fsdpviz.trace import Trace, open_trace
 from fsdpviz.trace.align import matches
+from fsdpviz.trace.kineto.arguments import integer_of, rank_of, size_of
 from fsdpviz.trace.meaning.dtypes import ITEM_BYTES_OF, dtype_named
 from fsdpviz.trace.meaning.groups import ranks_in, role_of
 
@@ -338,6 +339,88 @@ def test_a_replayed_graph_does_not_say_which_collectives_it_holds(tmp_path: Path
     ]
 
 
+def test_a_barrier_carries_nothing(tmp_path: Path) -> None:
+    """Not even the one number of the tensor that it is handed; an all-to-all that sends nothing carries 0 bytes."""
+    events = [
+        op("c10d::barrier", 0, 9, **{"Input Dims": [[1], []], "Input type": ["float", ""]}),
+        op("record_param_comms", 1, 5, **said("barrier", 0, 0, dtype="Byte", Seq=0)),
+        *launched("kernel", "ncclDevKernel_AllReduce_Sum_f32_RING_LL()", 2, 20, 10, correlation=1),
+        *launched("kernel", NCCL, 12, 40, 10, correlation=2, **said("all_to_allv", 0, 100, Seq=1)),
+    ]
+    rows = opened(tmp_path, events).collectives
+    assert rows.select("bytes", "busbw_gbps", "group", "sequence").rows() == [(None, None, "7", 0), (0, 0.0, "7", 1)]
+
+
+def test_numbers_that_are_written_as_texts(tmp_path: Path) -> None:
+    args: dict[str, Any] = {name: str(value) for name, value in said("_allgather_base", 1000, 4000, Seq=42).items()}
+    events = launched("kernel", NCCL, 1, 20, 10, correlation=1, **args)
+    rows = opened(tmp_path, events).collectives
+    assert rows.select("bytes", "group_size", "sequence").rows() == [(8000, 4, 42)]
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (7, 7),
+        ("7", 7),
+        ("-7", -7),
+        ("007", 7),
+        ("", None),
+        ("-", None),
+        ("7.0", None),
+        (" 7", None),
+        ("7\n", None),
+        ("\u0667", None),  # a digit of another script
+        ("9" * 19, None),
+        ("9" * 400, None),
+        (2**63, None),
+        (True, None),
+        (7.0, None),
+        (None, None),
+    ],
+)
+def test_numbers(value: Any, number: int | None) -> None:
+    assert integer_of(value) == number
+    assert (size_of(value), rank_of(value)) == ((number, number) if number is not None and number > 0 else (None, None))
+
+
+@pytest.mark.parametrize(
+    ("first", "stride", "size", "ranks"),
+    [
+        (0, 2, 40, list(range(0, 80, 2))),
+        ("0", "2", "40", list(range(0, 80, 2))),
+        (0, 1, 40, None),  # not the ranks that are left
+        (2, 2, 40, None),
+        (0, 2, 2, None),  # fewer than are left
+        (0, -1, 40, None),  # torch's, where they are uneven
+        (0, 0, 40, None),
+        (None, 2, 40, None),
+        (0, None, 40, None),
+        (0, 2, None, None),
+        (0, 2, 2**31 - 1, None),
+        (0, 2**62, 2, None),
+    ],
+)
+def test_a_list_of_ranks_cut_short_goes_on_by_its_stride(
+    tmp_path: Path, first: Any, stride: Any, size: Any, ranks: list[int] | None
+) -> None:
+    text = str(list(range(0, 60, 2))).replace("]", ", ...]")
+    stated = {"Global rank start": first, "Global rank stride": stride, "Group size": size}
+    args = said("allreduce", 8, 8, **{"Process Group Ranks": text, **stated})
+    trace = opened(tmp_path, launched("kernel", NCCL, 1, 20, 10, correlation=1, **args))
+    assert trace.collectives["group_ranks"].to_list() == [ranks]
+
+
+def test_a_small_file_does_not_state_millions_of_ranks(tmp_path: Path) -> None:
+    """Strides of 40 groups of 2¹⁵ ranks; 2²⁰ are as many as 32 groups have."""
+    events = []
+    for group in range(40):
+        more = {"Process Group Ranks": "[0, 1, ...]", "Process Group Name": str(group), "Group size": 1 << 15}
+        args = said("allreduce", 8, 8, **more, **{"Global rank start": 0, "Global rank stride": 1})
+        events += launched("kernel", NCCL, 2 * group, 20 * group, 10, correlation=group + 1, **args)
+    assert opened(tmp_path, events).groups["ranks"].is_not_null().sum() == 32
+
+
 _ODD = [
     10**12,
     2**31,
@@ -351,11 +434,12 @@ _ODD = [
     1.5,
     True,
     "[0, 1]",
+    "[0, 1, ...]",
     10**30,
     "9" * 400,
     [[2**40] * 2],
 ]
-_SAID = [*said("", 0, 0), "Seq", "Fwd thread id", "Input Dims", "Input type"]
+_SAID = [*said("", 0, 0), "Seq", "Global rank start", "Global rank stride", "Fwd thread id", "Input Dims", "Input type"]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

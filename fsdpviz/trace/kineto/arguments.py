@@ -4,6 +4,8 @@ operator's tensor sizes.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import prod
@@ -19,6 +21,8 @@ from ..meaning.groups import ranks_in
 ABSENT = msgspec.Raw(b"")
 NO_NUMBER = -(2**63)  # where a column of integers has none
 _MOST_DIMS = 64  # torch's own limit
+_MOST_RANKS = 1 << 15  # of one group, where a few characters of a file may state any number
+_DIGITS = re.compile("-?[0-9]{1,19}")
 
 
 class Args(msgspec.Struct, frozen=True, gc=False):
@@ -37,6 +41,8 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     group_description: Any = msgspec.field(default=None, name="Process Group Description")
     group_size: Any = msgspec.field(default=None, name="Group size")
     group_ranks: Any = msgspec.field(default=None, name="Process Group Ranks")
+    first_rank: Any = msgspec.field(default=None, name="Global rank start")
+    rank_stride: Any = msgspec.field(default=None, name="Global rank stride")
     sequence: Any = msgspec.field(default=None, name="Seq")
     forward_thread: Any = msgspec.field(default=None, name="Fwd thread id")
     finished: Any = None  # false where the profiler stopped first
@@ -80,7 +86,7 @@ class Message:
     dtype: str | None = None  # as table.DTYPE spells it
     group_description: str | None = None
     group_size: int | None = None
-    group_ranks: tuple[int, ...] | None = None  # None also where the profiler cut the list short
+    group_ranks: Sequence[int] | None = None  # None also where the profiler cut the list and states no stride
     sequence: int | None = None
 
 
@@ -90,27 +96,29 @@ def text_of(value: Any) -> str | None:
 
 
 def integer_of(value: Any) -> int | None:
-    """A number of 64 bits, None for whatever is none."""
+    """A number of 64 bits, stated as one or as its digits; None for whatever is none."""
+    if type(value) is str and _DIGITS.fullmatch(value):
+        value = int(value)
     return value if type(value) is int and -(2**63) < value < 2**63 else None
 
 
 def size_of(value: Any) -> int | None:
     """A number of ranks, None for whatever is none."""
-    return value if type(value) is int and 0 < value < 2**31 else None
+    number = integer_of(value)
+    return number if number is not None and 0 < number < 2**31 else None
 
 
 def rank_of(value: Any) -> int | None:
     """A rank, stated as a number or as its digits; None for whatever is none."""
-    if type(value) is str and value.isascii() and value.isdigit() and len(value) < 11:
-        value = int(value)
-    return value if type(value) is int and 0 <= value < 2**31 else None
+    number = integer_of(value)
+    return number if number is not None and 0 <= number < 2**31 else None
 
 
 def message_of(arg: Args) -> Message | None:
     """None for arguments that are not a collective's."""
     if arg.collective is None and arg.group is None:
         return None
-    collective, dtype = text_of(arg.collective) or "", dtype_named(text_of(arg.dtype))
+    collective, dtype, size = text_of(arg.collective) or "", dtype_named(text_of(arg.dtype)), size_of(arg.group_size)
     elements = _message_elements(collective, integer_of(arg.elements_in), integer_of(arg.elements_out))
     return Message(
         collective,
@@ -118,16 +126,37 @@ def message_of(arg: Args) -> Message | None:
         text_of(arg.group) or None,
         dtype,
         text_of(arg.group_description) or None,
-        size_of(arg.group_size),
-        _ranks_in_text(arg.group_ranks) if type(arg.group_ranks) is str else ranks_in(arg.group_ranks),
+        size,
+        _group_ranks(arg, size),
         integer_of(arg.sequence),
     )
 
 
 def _message_elements(collective: str, sent: int | None, received: int | None) -> int | None:
+    """None also where a barrier says that it carries nothing."""
     if _names_one(collective) is Kind.ALL_TO_ALL:
         return sent
-    return max((size for size in (sent, received) if size is not None), default=None)
+    most = max((size for size in (sent, received) if size is not None), default=None)
+    return None if most == 0 and collective == "barrier" else most
+
+
+def _group_ranks(arg: Args, size: int | None) -> Sequence[int] | None:
+    if type(arg.group_ranks) is not str:
+        return ranks_in(arg.group_ranks)
+    if "..." in arg.group_ranks and size is not None:
+        return _strided_ranks(arg.group_ranks, integer_of(arg.first_rank), integer_of(arg.rank_stride), size)
+    return _ranks_in_text(arg.group_ranks)
+
+
+def _strided_ranks(text: str, first: int | None, stride: int | None, size: int) -> range | None:
+    """The ranks of ``"[0, 2, 4, ...]"``, a list cut after 30, by the first, the stride and their number; None where the
+    rest of the list is not among them. The stride that torch states of an uneven group is negative.
+    """
+    if first is None or first < 0 or stride is None or stride < 1 or size > _MOST_RANKS:
+        return None
+    ranks = range(first, first + stride * size, stride)
+    left = _ranks_in_text(text.partition("...")[0].rstrip(", ") + "]")
+    return ranks if left and left == tuple(ranks[: len(left)]) and ranks[-1] < 2**31 else None
 
 
 _names_one = lru_cache(maxsize=256)(collective_in)  # a file names few

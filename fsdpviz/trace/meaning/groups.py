@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 _SHARD = re.compile(r"shard|fsdp", re.IGNORECASE)
 _REPLICATE = re.compile(r"replicate|ddp", re.IGNORECASE)
+_MOST_COUNTED = 1 << 20  # ranks that a file may state by strides, all its groups together
 
 
 def group_table(rank: int, header: Mapping[str, Any], messages: Iterable[Message]) -> pl.DataFrame:
@@ -24,12 +25,17 @@ def group_table(rank: int, header: Mapping[str, Any], messages: Iterable[Message
     Where both know a group, the header's ranks are taken: a collective's list is cut after 30.
     """
     found: dict[str, dict[str, Any]] = {}
+    counted = 0
     for message in messages:
         if message.group is not None and message.group not in found:
+            ranks = message.group_ranks
+            if isinstance(ranks, range):  # of a few characters in the file
+                counted += len(ranks)
+                ranks = tuple(ranks) if counted <= _MOST_COUNTED else None
             found[message.group] = {
                 "description": _telling(message.group_description),
                 "size": message.group_size,
-                "ranks": message.group_ranks,
+                "ranks": ranks,
             }
     for name, stated in _stated(header):
         before = found.get(name, {})

@@ -343,7 +343,7 @@ class _Rank:
                 self.bytes[row] = -1  # a size tells nothing while it is not known of what
                 continue
             size = message.payload_bytes if message else None
-            if size is None:
+            if size is None and collective != "barrier":  # whose tensor is a mere token
                 size = self._payload_bytes(kind, issuer, own)
             self._set_bytes(row, size)
         what = "transfers of which nothing tells the collective (in replayed graphs, say), taken as p2p without a size"
