@@ -83,7 +83,8 @@ _ONE_SIDED = re.compile(r"userbuffers_|put_signal_kernel|shmem|_on_stream_kernel
 # Patterns of kernels are of small letters, and one of the words is in whatever they match: kernels' names are long, and
 # looking for words is fast.
 _COLLECTIVE_WORDS = (
-    *("ccl", "multimem", "_shot_", "reduce", "gather", "toall", "to_all"),
+    *("ccl", "multimem", "_shot_", "cross_device_reduce", "allreduce", "all_reduce", "allgather", "all_gather"),
+    *("toall", "to_all", "reducescatter", "reduce_scatter"),
     *("userbuffers", "_signal_kernel", "shmem", "_on_stream_kernel"),
     *("_ep::", "mooncake", "epdispatch", "epcombine", "a2a", "exchangesplit"),
 )
@@ -103,10 +104,12 @@ _HOLDS_OTHERS = re.compile(
 )
 _WAITS = re.compile(r"^(?:_?c10d_functional::wait_tensor|fsdpviz::\w*wait|gloo:barrier)")
 _OPTIMIZER_KERNEL = re.compile(
-    r"multi_tensor_apply|fused_?(?:adam|sgd|adagrad|lamb|lion)|(?:adam|sgd|lamb|lion)functor|koptimizer"
-    r"|(?:adam|lamb)_cuda_kernel"
+    r"multi_tensor_apply|fused_?(?:adam|sgd|adagrad|lamb|lion)|(?:adam|sgd|lamb|lion)(?:functor|_cuda_kernel)|koptimizer"
 )
-_OPTIMIZER_WORDS = ("multi_tensor_apply", "fused", "adamf", "sgdf", "lambf", "lionf", "koptimizer", "_cuda_kernel")
+_OPTIMIZER_WORDS = (
+    *("multi_tensor_apply", "fused", "adamf", "sgdf", "lambf", "lionf", "koptimizer"),
+    *("adam_cuda", "sgd_cuda", "lamb_cuda", "lion_cuda"),
+)
 
 
 def collective_in(text: str) -> Kind | None:
@@ -122,7 +125,7 @@ def _first_collective(text: str) -> Kind | None:
 def is_collective_kernel(name: str) -> bool:
     """True for a kernel that moves data between ranks. Its name need not say which collective it is."""
     small = name.lower()
-    if name.startswith("triton_") or not any(word in small for word in _COLLECTIVE_WORDS):
+    if name.startswith("triton_") or not any(map(small.__contains__, _COLLECTIVE_WORDS)):
         return False
     return _COLLECTIVE_KERNEL.search(small) is not None or _SAYS_COLLECTIVE.search(name) is not None
 
@@ -218,7 +221,7 @@ def is_optimizer_kernel(name: str) -> bool:
 
 def _is_kernel(name: str, words: Sequence[str], pattern: re.Pattern[str]) -> bool:
     small = name.lower()
-    return any(word in small for word in words) and pattern.search(small) is not None
+    return any(map(small.__contains__, words)) and pattern.search(small) is not None
 
 
 def is_wait_argument(collective: str) -> bool:
