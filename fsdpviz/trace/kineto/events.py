@@ -23,13 +23,13 @@ from ...base.errors import TraceError
 from ..files.sniff import EVENTS
 from ..table import Note
 from .arguments import ABSENT, NO_ARGS, Args
-from .header import File, header_in, header_of
-from .repair import clean, nesting, refuse_other_formats, salvage, whole_events
+from .header import File, header_in, header_of, pieces_in
+from .repair import clean, nesting, refuse_other_formats
 from .scanned import Scanned
 from .scanner import Scanner
 
 LONGEST_EVENT_BYTES = 64 << 20  # what is held at once of a file in which no event ends
-_DAMAGED_BYTES = 8 << 20  # how much is read on before a block counts as damaged
+_DAMAGED_BYTES = 8 << 20  # how much is read on before an event that does not end counts as damaged
 _TRIES = 4
 _LIST = re.compile(rb"\s*\[")
 _BETWEEN = re.compile(rb"\}\s*,\s*(?=\{)")
@@ -123,6 +123,7 @@ class EventReader:
         self._has_events = False
         self._is_inside = False  # the pending bytes follow an event, and a comma comes first
         self._unscanned_bytes = 0  # how many pending bytes held no whole event
+        self._unmended_bytes = 0  # and how many did once they were mended
 
     def __iter__(self) -> Iterator[Sequence[Any] | Scanned]:
         """Raises TraceError, one line with the file and the cause, when nothing of it is a trace."""
@@ -174,17 +175,25 @@ class EventReader:
             header = None if nested else self._header_until(match.end())  # that it is JSON is the proof
             if header is None:
                 depth, counted = depth + nesting(self._pending[counted : match.start()]), match.start()
-                header = self._header_until(match.end()) or {} if depth == 1 else None
+                header = self._header_until(match.end()) or self._pieces_until(match.end()) if depth == 1 else None
             if header is not None:
-                self.header = header
+                self._take(header)
                 return match.end()
             nested = nested or match.end()
         if nested:
             self._notes.append(Note("traceEvents inside another value, read as the file's own", 1))
+            self._take(self._pieces_until(nested))
         return nested
 
-    def _header_until(self, end: int) -> dict[str, Any] | None:
+    def _header_until(self, end: int) -> tuple[dict[str, Any], list[Note]] | None:
         return header_in(self._pending[:end] + b"]}")
+
+    def _pieces_until(self, end: int) -> tuple[dict[str, Any], list[Note]]:
+        return pieces_in(self._pending[:end])
+
+    def _take(self, header: tuple[dict[str, Any], list[Note]]) -> None:
+        self.header |= header[0]
+        self._notes += header[1]
 
     def _lists(self) -> Iterator[re.Match[bytes]]:
         """Whatever is called like the list of events, in order; the file is read as far as it takes."""
@@ -212,7 +221,7 @@ class EventReader:
         if len(text) < 2 * self._unscanned_bytes:  # still inside one long event
             return Scanned.nothing()
         scanned = self._scanner.scan(text, self._start, self._is_inside)
-        self._unscanned_bytes = 0 if scanned.end > self._start else len(text)
+        self._unscanned_bytes = 0 if scanned.end > self._start or scanned.is_odd else len(text)
         self._is_inside |= scanned.end > self._start
         self._pending, self._start = text[scanned.end :], 0
         self._has_events |= self._is_inside
@@ -232,17 +241,34 @@ class EventReader:
             if (events := self._decode(memoryview(self._pending)[:end])) is not None:
                 self._pending = self._pending[following:]
                 return events
-        for end, following in cuts[:1]:
-            text, repairs = clean(self._pending[:end])
-            if text != self._pending[:end] and (events := self._decode(text)) is not None:
-                self._notes += repairs
-                self._pending = self._pending[following:]
-                return events
-        if cuts and len(self._pending) >= _DAMAGED_BYTES:
-            return self._salvaged(cuts[0][1])
+        events = self._mended(*cuts[0]) if cuts and len(self._pending) >= 2 * self._unmended_bytes else ()
         if len(self._pending) > LONGEST_EVENT_BYTES:
             self._give_up()
-        return ()
+        return events
+
+    def _mended(self, end: int, following: int) -> Sequence[Any]:
+        """The events of what is damaged, or ends inside a long event."""
+        from .mend import Mender, filled  # its patterns cost ordinary files more than it takes to read a small one
+
+        text, notes = clean(self._pending[:end])
+        events = self._decode(text) if notes else None
+        if events is None:
+            whole, more = filled(text)
+            events = self._decode(whole) if more else None
+            notes += more if events is not None else ()
+        if events is None:
+            found = Mender(text).events(0, is_last=False, is_long=len(text) >= _DAMAGED_BYTES)
+            if not found.end:
+                self._unmended_bytes = len(self._pending)
+                return ()
+            notes += found.notes
+            events = self._decoded(found.texts)
+            if found.end < len(text):
+                self._pending, following = text[found.end :] + self._pending[end:], 0
+        self._notes += notes
+        self._unmended_bytes = 0
+        self._pending = self._pending[following:]
+        return events
 
     def _cuts(self) -> list[tuple[int, int]]:
         """Where an event may end and the next begins, the last first. See [Note: where a block may be cut]."""
@@ -265,15 +291,10 @@ class EventReader:
         except msgspec.DecodeError:
             return None
 
-    def _salvaged(self, until: int) -> Sequence[Any]:
-        text = self._pending[:until].decode("utf-8", "replace")
-        texts, end, skipped, _ = whole_events(text, 0)
-        if skipped:
-            self._notes.append(Note("events that are no JSON, left out", len(skipped), skipped[0]))
-        self._pending = text[end:].encode() + self._pending[until:]
-        if len(self._pending) > LONGEST_EVENT_BYTES:
-            self._give_up()
-        return self._each(texts)
+    def _decoded(self, texts: Sequence[bytes]) -> Sequence[Any]:
+        """The events of texts that are JSON."""
+        events = self._decode(b",".join(texts))
+        return self._each(texts) if events is None else events
 
     def _give_up(self) -> None:
         """Reads no further: what is pending is no event, or follows the last one."""
@@ -288,9 +309,14 @@ class EventReader:
             return self._decode_rest(self._opening + self._pending)
         except msgspec.DecodeError:
             pass
+        from .mend import filled  # as in _mended
+        from .salvage import salvage
+
         text, repairs = clean(self._opening + self._pending)
+        whole, more = filled(text)
         try:
-            events = self._decode_rest(text)
+            events = self._decode_rest(whole)
+            repairs += more
         except msgspec.DecodeError as error:
             salvaged = salvage(text)
             if salvaged is None or not (salvaged[0] or self._has_events):
@@ -299,7 +325,7 @@ class EventReader:
             texts, header, more = salvaged
             self.header |= header
             repairs += more
-            events = self._each(texts)
+            events = self._decoded(texts)
         self._notes += repairs
         return events
 

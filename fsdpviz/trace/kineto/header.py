@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
 
+from ..table import Note
 from .repair import clean
+
+# of what a damaged file says around its events, these are looked for one by one
+_KEY = re.compile(rb'"(distributedInfo|deviceProperties|traceName|baseTimeNanoseconds|host_name)"\s*:\s*')
+_OF_RANK = re.compile(rb'"(backend|rank|world_size)"\s*:\s*("[^"\\]{0,99}"|[0-9]{1,18})(?=\s*[,}])')
+_LONGEST_INFO_BYTES = 64 << 10
 
 
 class File(msgspec.Struct, rename="camel"):
@@ -35,11 +42,45 @@ def header_of(file: File) -> dict[str, Any]:
     return {key: value for key, value in header.items() if value is not None}
 
 
-def header_in(text: bytes) -> dict[str, Any] | None:
-    """What stands before the events; None where that is damaged beyond cleaning."""
-    for mended in (bytes, lambda damaged: clean(damaged)[0]):
+def header_in(text: bytes) -> tuple[dict[str, Any], list[Note]] | None:
+    """What a file without its events says, and how it was mended; None where that is damaged beyond mending."""
+    for mended in (bytes, _cleaned):
         try:
-            return header_of(_DECODER.decode(mended(text)))
+            return header_of(_DECODER.decode(mended(text))), []
         except (msgspec.DecodeError, RecursionError):
             continue
-    return None
+    from .mend import Mender  # its patterns cost ordinary files more than it takes to read a small one
+
+    mender = Mender(_cleaned(text))
+    found = mender.value(0)
+    try:
+        return (header_of(_DECODER.decode(found[0])), mender.notes) if found else None
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
+def pieces_in(text: bytes) -> tuple[dict[str, Any], list[Note]]:
+    """The same key by key, of a text that is damaged beyond mending: what can be read of it, perhaps nothing."""
+    text = _cleaned(text)
+    header: dict[str, Any] = {}
+    for key in _KEY.finditer(text):
+        name = key[1].decode()
+        if name not in header and (value := _value_at(text, key.end(), name)) is not None:
+            header[name] = value
+    what = "damage around the events; of what it says these were read"
+    return header, [Note(what, len(header), ", ".join(header))] if header else []
+
+
+def _value_at(text: bytes, at: int, name: str) -> Any:
+    from .mend import Mender  # as in header_in
+
+    if found := Mender(text).value(at):
+        return msgspec.json.decode(found[0])
+    if name != "distributedInfo":
+        return None
+    parts = _OF_RANK.findall(text, at, at + _LONGEST_INFO_BYTES)
+    return {part.decode(): msgspec.json.decode(value) for part, value in reversed(parts)} or None
+
+
+def _cleaned(text: bytes) -> bytes:
+    return clean(text)[0]

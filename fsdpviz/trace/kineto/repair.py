@@ -1,15 +1,13 @@
-"""From the bytes of a file to the text of its events, when the file is not the JSON it should be.
+"""What a file is not, and its bytes without those that JSON forbids anywhere; ``mend`` and ``salvage`` do the rest.
 
-Recorded files hold control characters inside strings, bytes that are no UTF-8, halves of characters, ``NaN`` where
-JSON has none, or end in the middle of an event. What is whole is read; each repair is noted.
+Recorded files hold control characters inside strings, bytes that are no UTF-8, halves of characters. Each repair is
+noted.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 from ...base.errors import TraceError
 from ..files.sniff import BLANK
@@ -17,7 +15,6 @@ from ..table import Note
 
 _CONTROL = bytes(range(0x20)).translate(None, b"\t\n\r")
 _TO_SPACE = bytes(0x20 if byte < 0x20 else byte for byte in range(256))
-_NOT_JSON_NUMBER = re.compile(rb"(?<=[:,\[])\s*-?(?:NaN|Infinity|nan|inf)(?=\s*[,\]}])")
 _HALF = re.compile(rb"\\u[dD][89a-fA-F]")
 # every escape in turn, so that what follows an escaped backslash is none
 _ESCAPE = re.compile(
@@ -25,9 +22,6 @@ _ESCAPE = re.compile(
 )
 # a string that is cut runs to the end, or each quote in it would be tried as the first
 _NESTING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[{\[]|([}\]])', re.DOTALL)
-_EVENTS = re.compile(r'"traceEvents"\s*:\s*\[')
-_NEXT_EVENT = re.compile(r"\}\s*,\s*(?=\{)")
-_BLANK = re.compile(r"[\s,]*")
 _OTHER_FORMATS = (
     (b"SQLite format 3", "an SQLite database (an Nsight Systems export?)"),
     (b"PK\x03\x04", "a zip archive"),
@@ -53,9 +47,7 @@ def refuse_other_formats(path: Path, data: bytes) -> None:
 
 
 def clean(data: bytes) -> tuple[bytes, list[Note]]:
-    """``data`` with what JSON forbids replaced: bad UTF-8, halves of characters, control characters, NaN and
-    infinities.
-    """
+    """``data`` with what JSON forbids anywhere replaced: bad UTF-8, halves of characters, control characters."""
     notes: list[Note] = []
     try:
         data.decode("utf-8")
@@ -74,9 +66,6 @@ def clean(data: bytes) -> tuple[bytes, list[Note]]:
     data = data.translate(_TO_SPACE)
     if controls:
         notes.append(Note("control characters, replaced by spaces", controls))
-    data, numbers = _NOT_JSON_NUMBER.subn(b"null", data)
-    if numbers:
-        notes.append(Note("NaN or infinity where JSON has none, read as null", numbers))
     return data, notes
 
 
@@ -99,62 +88,3 @@ def nesting(text: bytes) -> int:
     for token in _NESTING.finditer(text):
         found += -1 if token[1] else token[0][:1] != b'"'
     return found
-
-
-def salvage(data: bytes) -> tuple[list[bytes], dict[str, Any], list[Note]] | None:
-    """The whole events' own text, the header that could be read, and notes; None if it is no list of
-    events.
-    """
-    text = data.decode("utf-8", "replace")
-    header: dict[str, Any] = {}
-    if match := _EVENTS.search(text):
-        header = _header(text[: match.start()].rstrip().rstrip(",") + "}")
-        start = match.end()
-    elif text.lstrip()[:1] == "[":
-        start = text.index("[") + 1
-    else:
-        return None
-    events, end, skipped, is_cut = whole_events(text, start)
-    notes = []
-    if skipped:
-        notes.append(Note("events that are no JSON, left out", len(skipped), skipped[0]))
-    if is_cut:
-        notes.append(Note("file cut short; what is whole was read", 1, text[max(start, end) :][:60].strip()))
-    else:
-        header |= _header("{" + text[end:].lstrip(" \t\r\n],"))
-    return events, header, notes
-
-
-def whole_events(text: str, position: int) -> tuple[list[bytes], int, list[str], bool]:
-    """Texts of the events from ``position``, where they end, what was skipped, and whether the list never
-    closes.
-    """
-    decoder = json.JSONDecoder(strict=False)
-    events: list[bytes] = []
-    skipped: list[str] = []
-    while True:
-        blank = _BLANK.match(text, position)
-        position = blank.end() if blank else position
-        if position >= len(text):
-            return events, position, skipped, True
-        if text[position] == "]":
-            return events, position, skipped, False
-        try:
-            _, end = decoder.raw_decode(text, position)
-        except (ValueError, RecursionError):
-            following = _NEXT_EVENT.search(text, position)
-            if following is None:
-                return events, position, skipped, True
-            skipped.append(text[position : position + 60])
-            position = following.end()
-            continue
-        events.append(text[position:end].encode("utf-8"))
-        position = end
-
-
-def _header(text: str) -> dict[str, Any]:
-    try:
-        header = json.loads(text, strict=False)
-    except (ValueError, RecursionError):
-        return {}
-    return header if isinstance(header, dict) else {}
