@@ -175,21 +175,20 @@ class EventReader:
             header = None if nested else self._header_until(match.end())  # that it is JSON is the proof
             if header is None:
                 depth, counted = depth + nesting(self._pending[counted : match.start()]), match.start()
-                header = self._header_until(match.end()) or self._pieces_until(match.end()) if depth == 1 else None
+                if depth == 1:
+                    header = self._header_until(match.end()) or pieces_in(self._pending[: match.end()])
             if header is not None:
                 self._take(header)
                 return match.end()
             nested = nested or match.end()
         if nested:
             self._notes.append(Note("traceEvents inside another value, read as the file's own", 1))
-            self._take(self._pieces_until(nested))
+            if (header := pieces_in(self._pending[:nested]))[0]:
+                self._take(header)
         return nested
 
     def _header_until(self, end: int) -> tuple[dict[str, Any], list[Note]] | None:
         return header_in(self._pending[:end] + b"]}")
-
-    def _pieces_until(self, end: int) -> tuple[dict[str, Any], list[Note]]:
-        return pieces_in(self._pending[:end])
 
     def _take(self, header: tuple[dict[str, Any], list[Note]]) -> None:
         self.header |= header[0]
@@ -221,7 +220,7 @@ class EventReader:
         if len(text) < 2 * self._unscanned_bytes:  # still inside one long event
             return Scanned.nothing()
         scanned = self._scanner.scan(text, self._start, self._is_inside)
-        self._unscanned_bytes = 0 if scanned.end > self._start or scanned.is_odd else len(text)
+        self._unscanned_bytes = 0 if scanned.end > self._start else len(text)
         self._is_inside |= scanned.end > self._start
         self._pending, self._start = text[scanned.end :], 0
         self._has_events |= self._is_inside
@@ -239,7 +238,7 @@ class EventReader:
         cuts = self._cuts()
         for end, following in cuts:
             if (events := self._decode(memoryview(self._pending)[:end])) is not None:
-                self._pending = self._pending[following:]
+                self._go_on(self._pending[following:])
                 return events
         events = self._mended(*cuts[0]) if cuts and len(self._pending) >= 2 * self._unmended_bytes else ()
         if len(self._pending) > LONGEST_EVENT_BYTES:
@@ -266,9 +265,11 @@ class EventReader:
             if found.end < len(text):
                 self._pending, following = text[found.end :] + self._pending[end:], 0
         self._notes += notes
-        self._unmended_bytes = 0
-        self._pending = self._pending[following:]
+        self._go_on(self._pending[following:])
         return events
+
+    def _go_on(self, pending: bytes) -> None:
+        self._pending, self._unscanned_bytes, self._unmended_bytes = pending, 0, 0
 
     def _cuts(self) -> list[tuple[int, int]]:
         """Where an event may end and the next begins, the last first. See [Note: where a block may be cut]."""

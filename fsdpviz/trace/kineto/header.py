@@ -60,15 +60,16 @@ def header_in(text: bytes) -> tuple[dict[str, Any], list[Note]] | None:
 
 
 def pieces_in(text: bytes) -> tuple[dict[str, Any], list[Note]]:
-    """The same key by key, of a text that is damaged beyond mending: what can be read of it, perhaps nothing."""
+    """The same key by key, of a text that is damaged beyond mending: what can be read of it, perhaps nothing, and a
+    note of that.
+    """
     text = _cleaned(text)
     header: dict[str, Any] = {}
     for key in _KEY.finditer(text):
         name = key[1].decode()
         if name not in header and (value := _value_at(text, key.end(), name)) is not None:
             header[name] = value
-    what = "damage around the events; of what it says these were read"
-    return header, [Note(what, len(header), ", ".join(header))] if header else []
+    return header, [Note("damage around the events; some of what it says was read", 1, ", ".join(header) or "nothing")]
 
 
 def _value_at(text: bytes, at: int, name: str) -> Any:

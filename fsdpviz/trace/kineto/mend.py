@@ -253,7 +253,7 @@ class Mender:
             return b"\\" + mark[0] if mark[2] or (mark[1] and is_raw) else mark[0]
 
         mended = _TO_ESCAPE.sub(escaped, content) if b"\\" in content else content.replace(b'"', b'\\"')
-        if not match:
+        if not match and any(mark[2] for mark in _TO_ESCAPE.finditer(content)):
             self._told.append(("quotes inside a text, read as a part of it", content))
         if is_raw:
             self._told.append(("backslashes that escape nothing, read as they are", content))

@@ -28,7 +28,9 @@ def salvage(data: bytes) -> tuple[list[bytes], dict[str, Any], list[Note]] | Non
     if not found.is_closed:
         notes.append(Note("file cut short; what is whole was read", 1, after[:60].decode("utf-8", "replace").strip()))
         more, repairs = pieces_in(after)
+        repairs = repairs if more else []
+    elif match:
+        more, repairs = header_in(b'{"traceEvents":[' + after) or pieces_in(after)
     else:
-        file = b'{"traceEvents":[' + after
-        more, repairs = (match and header_in(file)) or pieces_in(after)
+        more, repairs = {}, []
     return found.texts, header | more, [*found.notes, *notes, *repairs]
