@@ -1,8 +1,9 @@
 """From text that is nearly JSON to JSON, where it can be told what was meant.
 
 Profilers print their JSON piece by piece, so that the same thing goes wrong in event after event: a value that is
-missing, a text without quotes, quotes and backslashes in a text that nobody escaped. Each mend is counted; what could
-be read in two ways is not mended, and its event is left out.
+missing, a text without quotes (pytorch/kineto 133, 1213), quotes and backslashes in a text that nobody escaped
+(pytorch/kineto 1459, pytorch/pytorch 98432), a comma too many (95460), a key without its first quote (33961). Each mend
+is counted; what could be read in two ways is not mended, and its event is left out.
 
 [Note: damage takes linear time] Runs of ordinary pairs and items are passed over by one pattern each. What is looked
 for ahead, the end of a text, is not looked for beyond the next event, where reading goes on if it is not found.
