@@ -48,24 +48,56 @@ def issuers(gloo: Sequence[Span], operators: Sequence[Span]) -> dict[int, int]:
     A reduce-scatter has a range for each of its tensors. Of lists, its operator shows the output alone: then there is
     a range of that size for each rank, and it is not used up.
     """
-    left: defaultdict[tuple[Kind, int | None], list[Span]] = defaultdict(list)
-    for operator in sorted(operators, key=lambda span: span.start_ns):
-        for size in _sent_by(operator):
-            left[_GLOO_NAMES.get(operator.kind, operator.kind), size].append(operator)
+    left = _Left(operators)
     found: dict[int, int] = {}
     for span in sorted(gloo, key=lambda span: span.start_ns, reverse=True):
-        kind, size = _GLOO_NAMES.get(span.kind, span.kind), _sent_in(span)
-        sizes = (size, None) if size is not None else tuple(key[1] for key in left if key[0] is kind)
-        queues = [queue for key in sizes if (queue := left.get((kind, key)))]
-        for queue in queues:
-            while queue and queue[-1].start_ns > span.start_ns:  # too late for the ranges before, too
-                queue.pop()
-        if ready := [queue for queue in queues if queue]:
-            latest = max(ready, key=lambda queue: queue[-1].start_ns)
-            found[span.row] = latest[-1].row
-            if not _shows_output_alone(latest[-1]):
-                latest.pop()
+        if (operator := left.latest(_GLOO_NAMES.get(span.kind, span.kind), _sent_in(span), span.start_ns)) is not None:
+            found[span.row] = operator.row
     return found
+
+
+@dataclass(eq=False)
+class _Entry:
+    """One range that an operator issues."""
+
+    operator: Span
+    is_left: bool = True
+
+
+class _Left:
+    """Operators that are not used up. Ranges ask from the last backwards, so that what is too late for one is too late
+    for all that follow, and is dropped: all of them together look at each entry a few times, however many sizes there
+    are.
+    """
+
+    def __init__(self, operators: Sequence[Span]) -> None:
+        """Each stack has the latest on top: one for each size of a kind, and one for all sizes of it."""
+        self._of_size: defaultdict[tuple[Kind, int | None], list[_Entry]] = defaultdict(list)
+        self._of_kind: defaultdict[Kind, list[_Entry]] = defaultdict(list)
+        for operator in sorted(operators, key=lambda span: span.start_ns):
+            kind = _GLOO_NAMES.get(operator.kind, operator.kind)
+            for size in _sent_by(operator):
+                self._of_size[kind, size].append(_Entry(operator))
+        for (kind, _), entries in reversed(self._of_size.items()):  # of equal starts the size that came first is on top
+            self._of_kind[kind] += entries
+        for entries in self._of_kind.values():
+            entries.sort(key=lambda entry: entry.operator.start_ns)
+
+    def latest(self, kind: Kind, size: int | None, start_ns: int) -> Span | None:
+        """The latest operator of the kind, and of the size where both say one, that started by then; it is used up."""
+        of_size = (self._of_size.get((kind, one)) for one in (size, None))
+        stacks = [self._of_kind.get(kind)] if size is None else [*of_size]
+        ready = [top for stack in stacks if stack and (top := self._top(stack, start_ns))]
+        if not ready:
+            return None
+        entry = max(ready, key=lambda entry: entry.operator.start_ns)
+        entry.is_left = _shows_output_alone(entry.operator)
+        return entry.operator
+
+    def _top(self, stack: list[_Entry], start_ns: int) -> _Entry | None:
+        while stack and not (stack[-1].is_left and stack[-1].operator.start_ns <= start_ns):
+            stack.pop()
+        return stack[-1] if stack else None
 
 
 def _shows_output_alone(operator: Span) -> bool:
