@@ -41,6 +41,7 @@ _TELLING = 6  # an offset below so many residuals is not told from none: about f
 _NOISE_NS = 10_000  # ends on GPUs of one host differ by almost as much
 _SCATTERED_NS = 100_000  # a residual of as much hides what clocks of two hosts differ by
 _NAMELESS = {"", "localhost"}  # host names that say nothing
+MERGED = "merged"  # in the header of ranks whose files a script made into one: they may be of several hosts
 
 
 class Method(StrEnum):
@@ -70,7 +71,7 @@ class Fit:
 
 def hosts_of(trace: Trace) -> dict[int, str]:
     """The host of each rank for which something tells it: its name, or that a run folder or a file with several
-    ranks is of one host.
+    ranks, if it was recorded as one, is of one host.
     """
     if trace.about.get("folder"):
         return dict.fromkeys(trace.ranks, "host of the run")
@@ -82,7 +83,7 @@ def hosts_of(trace: Trace) -> dict[int, str]:
         name = header.get("host_name")
         if isinstance(name, str) and name not in _NAMELESS:
             found[rank] = name
-        elif shared[file] > 1:
+        elif shared[file] > 1 and not header.get(MERGED):
             found[rank] = f"host of {file}"
     return found
 
@@ -135,9 +136,13 @@ def _fits(trace: Trace, reference: list[int], others: list[list[int]]) -> list[t
 
 def _most_matched(matched: pl.DataFrame, known: list[int], waiting: list[list[int]]) -> tuple[int, pl.DataFrame]:
     """Which of the waiting clocks has most matches with ranks that are known, and their ends."""
-    ends = [_common_ends(matched, known, ranks) for ranks in waiting]
-    best = max(range(len(waiting)), key=lambda index: len(ends[index]))
-    return best, ends[best]
+    clock = {rank: index for index, ranks in enumerate(waiting) for rank in ranks}
+    known_keys = matched.filter(pl.col("rank").is_in(known)).select("key").unique()
+    shared = matched.filter(pl.col("rank").is_in(list(clock))).join(known_keys, on="key", how="semi")
+    pairs = shared.select("key", clock=pl.col("rank").replace_strict(clock, return_dtype=pl.Int64)).unique()
+    counts = dict(pairs.group_by("clock").len().rows())
+    best = max(range(len(waiting)), key=lambda index: counts.get(index, 0))
+    return best, _common_ends(matched, known, waiting[best])
 
 
 def _scatter_notes(fits: list[tuple[list[int], Method, Fit | None]]) -> Iterator[Note]:

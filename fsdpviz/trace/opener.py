@@ -13,7 +13,7 @@ from ..base.provenance import Provenance
 from .align import aligned
 from .files.parts import Part, Role
 from .files.ranks import as_rank, ranked
-from .files.runs import note_other_rank, note_unread, read_run
+from .files.runs import note_unread, part_of, read_run
 from .files.selection import Window, chosen, selected
 from .files.sources import Found, Paths, find_sources
 from .meaning.recorder_join import with_recorder
@@ -59,8 +59,8 @@ def _open_run(found: Found, ranks: Collection[int] | None, cache: bool) -> Trace
         if isinstance(parts, TraceError):
             note_unread(rank, parts, notes)
             continue
-        note_other_rank(rank, parts, notes)
-        tables += [with_recorder(as_rank(part.tables, rank), run.dumps[rank]) for part in parts]
+        part = part_of(rank, parts, notes)
+        tables.append(with_recorder(as_rank(part.tables, rank), run.dumps[rank]))
     return aligned(_joined(tables, run.provenance, notes, run.about))
 
 

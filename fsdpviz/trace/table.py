@@ -116,6 +116,10 @@ class Note:
         return f"{self.what} ({self.count}×{example})"
 
 
+# notes that say that numbers would be wrong: ``validate`` looks for them
+MIXED_RANKS = "processes that launch work, read as one rank: nothing tells which devices are whose"
+
+
 class Tally:
     """Notes while they are being counted: equal ones become one, with the first example."""
 

@@ -10,6 +10,7 @@ import polars as pl
 
 from ..base.kinds import COMMUNICATION, COMPUTATION, WORK
 from .align import UNTOLD, Method, matches
+from .table import MIXED_RANKS
 
 if TYPE_CHECKING:
     from .table import Trace
@@ -81,9 +82,22 @@ def _values(kinds: frozenset) -> list[str]:
 def _breakdown(trace: Trace) -> tuple[str, ...]:
     if not _count(trace, WORK):
         return ("nothing in it is work: no kernel, no copy, no operator. Record ProfilerActivity.CPU or CUDA",)
+    if mixed := _mixed_ranks(trace):
+        return (mixed,)
     if trace.steps.is_empty():
         return "", "it has no ranges of steps (ProfilerStep#N, step N), so that the recording is taken whole"
     return ("",)
+
+
+def _mixed_ranks(trace: Trace) -> str:
+    """Why a rank's work is not one rank's; "" where nothing speaks against it."""
+    note = next((note for note in trace.notes if note.what == MIXED_RANKS), None)
+    if note is None:
+        return ""
+    return (
+        f"{note.count} processes launched its work ({note.example}): it is of several ranks, and what one computes "
+        "would hide what another transfers. Open the ranks' own files"
+    )
 
 
 def _overlap(trace: Trace) -> tuple[str, ...]:
@@ -91,6 +105,8 @@ def _overlap(trace: Trace) -> tuple[str, ...]:
         return ("no transfer between ranks is in it",)
     if not _count(trace, COMPUTATION):
         return ("nothing in it computes, so that all communication is exposed",)
+    if mixed := _mixed_ranks(trace):
+        return (mixed,)
     return ("",)
 
 

@@ -37,16 +37,16 @@ def rank_in_name(file_name: str, folder_name: str = "") -> int | None:
     ``local_rank1_rank9.json`` it is 9, and ``tp_rank1.json`` and ``tp_1.json`` tell none.
     """
     file_name, folder_name = file_name[-_LONGEST:], folder_name[-_LONGEST:]
-    if (rank := _named(file_name)) is not None:
+    if (rank := rank_said(file_name)) is not None:
         return rank
     stem = _ENDINGS.sub("", file_name)
     match = _AT_END.search(stem)
     if match and (match["what"] or "").lower() not in _COUNTS_SOMETHING_ELSE | _OF_A_PART:
         return int(match["rank"])
-    return _named(folder_name)
+    return rank_said(folder_name)
 
 
-def _named(name: str) -> int | None:
+def rank_said(name: str) -> int | None:
     """What follows ``global_rank``, else ``rank``, else ``worker``, whichever is first."""
     found = [match for match in _NAMED.finditer(name) if match["what"].lower() not in _OF_A_PART]
     found.sort(key=lambda match: (match["what"].lower() not in _OF_ALL, match["is_rank"].lower() != "rank"))

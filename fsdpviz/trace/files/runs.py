@@ -66,11 +66,15 @@ def note_unread(rank: int, error: TraceError, notes: list[Note]) -> None:
     notes.append(Note(f"the trace of rank {rank} could not be read", 1, str(error)))
 
 
-def note_other_rank(rank: int, parts: Sequence[Part], notes: list[Note]) -> None:
-    for part in parts:
-        if part.rank not in (None, rank):
-            what = f"the folder says rank {rank}, its trace another; the folder was believed"
-            notes.append(Note(what, 1, str(part.rank)))
+def part_of(rank: int, parts: Sequence[Part], notes: list[Note]) -> Part:
+    """The rank's own part of its trace, or the first where none says that it is."""
+    part = next((part for part in parts if part.rank == rank), parts[0])
+    if part.rank not in (None, rank):
+        what = f"the folder says rank {rank}, its trace another; the folder was believed"
+        notes.append(Note(what, 1, str(part.rank)))
+    if len(parts) > 1:
+        notes.append(Note(f"further ranks in the trace of rank {rank}, left out", len(parts) - 1))
+    return part
 
 
 def _source(trace: Path, lanes: Mapping[str, Any], rank: int, notes: list[Note]) -> Source | None:

@@ -29,6 +29,7 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     """The arguments that are looked at; all others are read past."""
 
     name: Any = None  # of a metadata event
+    labels: Any = None  # the same
     correlation: Any = NO_NUMBER
     nbytes: Any = msgspec.field(default=NO_NUMBER, name="bytes")
     dims: msgspec.Raw = msgspec.field(default=ABSENT, name="Input Dims")

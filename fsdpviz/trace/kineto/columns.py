@@ -45,6 +45,14 @@ class Coded:
         values = column.unique(maintain_order=True)
         return cls(column.cast(pl.Enum(values)).to_physical().cast(pl.Int32).to_numpy(), values.to_list())
 
+    def only(self, rows: np.ndarray) -> Coded:
+        """The same of these rows, without the texts that they do not have."""
+        codes, first, which = np.unique(self.codes[rows], return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        place = np.empty(len(order), np.int32)
+        place[order] = np.arange(len(order), dtype=np.int32)
+        return Coded(place[which], [self.values[code] for code in codes[order].tolist()])
+
     def series(self) -> pl.Series:
         return taken(pl.Series(self.values, dtype=pl.String), self.codes)
 
@@ -80,6 +88,8 @@ class ColumnBuilder:
         self.tensors: dict[int, Tensors] = {}
         self.messages: dict[int, Message] = {}
         self.thread_names: dict[tuple[str, str], str] = {}
+        self.process_names: dict[str, str] = {}
+        self.process_labels: dict[str, str] = {}
         self._tally = tally
         self._rows = 0
         self._codes = {
@@ -138,6 +148,7 @@ class ColumnBuilder:
             if kind is Metadata:
                 self.has_any_event = True
                 self._name_threads(of_kind)
+                self._name_processes(of_kind)
             else:
                 self._count(kind, of_kind)
 
@@ -147,6 +158,14 @@ class ColumnBuilder:
                 # a thread is named twice when it was renamed; the first name is the one it works under
                 thread = (text_of(event.pid) or "", text_of(event.tid) or "")
                 self.thread_names.setdefault(thread, event.args.name.strip())
+
+    def _name_processes(self, events: Iterable[Metadata]) -> None:
+        """A script that merges files names a process anew, behind the profiler's own name: the last name is taken."""
+        for event in events:
+            if event.args and event.name == "process_name" and isinstance(event.args.name, str):
+                self.process_names[text_of(event.pid) or ""] = event.args.name.strip()
+            elif event.args and event.name == "process_labels" and isinstance(event.args.labels, str):
+                self.process_labels[text_of(event.pid) or ""] = event.args.labels.strip()
 
     def _count(self, kind: type, events: Sequence[Any]) -> None:
         for event in events:

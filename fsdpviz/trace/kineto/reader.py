@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -52,6 +52,8 @@ class Recording:
     header: dict[str, Any]
     notes: tuple[Note, ...]
     differentiated: np.ndarray | None = None  # rows of operators that autograd recorded; None where unknown
+    process_names: dict[str, str] = field(default_factory=dict)
+    process_labels: dict[str, str] = field(default_factory=dict)
 
     @classmethod
     def of_frame(cls, path: Path, events: pl.DataFrame, *more: Any) -> Recording:
@@ -67,6 +69,27 @@ class Recording:
         for name in ("correlation", "bytes"):
             numbers[name] = numbers[name].set(numbers[name] == NO_NUMBER, None)
         return pl.DataFrame({name: column.series() for name, column in self.codes.items()} | numbers)
+
+    def only(self, rows: np.ndarray, header: dict[str, Any], notes: tuple[Note, ...]) -> Recording:
+        """The same with these rows alone, which rise."""
+        at = list(enumerate(rows.tolist()))
+        kept = {
+            name: {place: by_row[row] for place, row in at if row in by_row}
+            for name, by_row in (("tensors", self.tensors), ("messages", self.messages))
+        }
+        differentiated = self.differentiated
+        if differentiated is not None and len(differentiated):
+            found = differentiated[np.minimum(np.searchsorted(differentiated, rows), len(differentiated) - 1)]
+            differentiated = (found == rows).nonzero()[0]
+        return replace(
+            self,
+            codes={name: column.only(rows) for name, column in self.codes.items()},
+            numbers={name: values[rows] for name, values in self.numbers.items()},
+            header=header,
+            notes=notes,
+            differentiated=differentiated,
+            **kept,
+        )
 
     @property
     def rank(self) -> int | None:
@@ -128,6 +151,8 @@ def _recording(path: Path, columns: ColumnBuilder, header: dict[str, Any], notes
         header,
         summed(notes),
         differentiated=columns.differentiated(),
+        process_names=columns.process_names,
+        process_labels=columns.process_labels,
     )
 
 

@@ -21,6 +21,7 @@ from ..meaning.spans import rank_tables
 from ..nsight.export import read_export
 from ..table import Note
 from .cache import cached, is_cached
+from .merged import taken_apart
 from .parallel import helpers_for, read_together
 from .progress import Progress, progress_bar
 
@@ -33,9 +34,11 @@ def read_all(
 ) -> list[list[Part] | TraceError]:
     """What each source holds, or the error that says why nothing, in the order of ``sources``.
 
-    A file whose first lines state a rank that is not among ``ranks`` is not read: its part is empty. Large files are
-    read at once, as many as there are cores. A bar shows how far it is, once that has taken a second.
+    Of several files those whose first lines state a rank that is not among ``ranks`` are not read: their parts are
+    empty. Large files are read at once, as many as there are cores. A bar shows how far it is, once that has taken a
+    second.
     """
+    ranks = ranks if len(sources) > 1 else None  # a file alone may be one that a script merged: it states the first
     with progress_bar("reading", sum(_size(source) for source in sources)) as on_read:
         read = partial(_read_or_error, ranks=ranks, cache=cache, on_read=on_read)
         slow = [source for source in sources if _is_slow(source, ranks, cache)] if len(sources) > 1 else []
@@ -87,7 +90,8 @@ def stated_rank(source: Source) -> int | None:
 
 
 def read_source(source: Source, *, cache: bool = True, on_read: Progress = lambda read_bytes: None) -> list[Part]:
-    """The ranks in one file; more than one only for an Nsight Systems export of several GPUs.
+    """The ranks in one file; more than one only for an Nsight Systems export of several GPUs and for ranks that a
+    script merged into one Kineto file.
 
     Depends on the file alone, so that sources may be read in any order, thread or process, and from the ``cache``.
     Raises TraceError, one line that calls the file by ``source.name``. A file that changed while it was read says so
@@ -126,7 +130,7 @@ def _state(path: Path) -> tuple[int, int] | None:
 def _read(source: Source, on_read: Progress) -> Sequence[Part]:
     match source.format:
         case Format.KINETO:
-            return [_kineto(source, on_read)]
+            return _kineto(source, on_read)
         case Format.NSYS:
             return read_export(source.path, source.name)
         case Format.FLIGHT_RECORDER:
@@ -136,10 +140,12 @@ def _read(source: Source, on_read: Progress) -> Sequence[Part]:
     raise TraceError(f"{source.name} is a {source.format} inside another; unpack it and open what comes out")
 
 
-def _kineto(source: Source, on_read: Progress) -> Part:
-    recording = read_recording(source.path, on_read)
-    tables = rank_tables(recording, recording.rank or 0, source.lane_names)
-    return Part(source.name, tables, recording.rank, about={"headers": recording.header})
+def _kineto(source: Source, on_read: Progress) -> list[Part]:
+    parts = []
+    for rank, recording in taken_apart(read_recording(source.path, on_read)):
+        tables = rank_tables(recording, rank or 0, source.lane_names)
+        parts.append(Part(source.name, tables, rank, about={"headers": recording.header}))
+    return parts
 
 
 def _pickle(source: Source) -> Part:

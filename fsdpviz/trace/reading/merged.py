@@ -1,0 +1,238 @@
+"""Ranks that a script merged into one Kineto file, taken apart again.
+
+Scripts put the files of several ranks into one for a picture. Each gives the processes new names: ``[TP00] 1234``,
+``rank0_1234``, ``1234_0``, a number for each rank added to all, or the name ``RANK 0 - GPU``; ids, streams and what the
+file says around its events stay as they were, and the latter is of one rank. A profiler records one process, so that a
+file in which several launch work is such a one. Each is a rank, with the processes of its devices: those that are
+called as it is, or else those that it alone launched on. Where two launched on one device nothing tells whose its work
+is, and the file is left as one rank.
+
+A process with several devices is one rank, and so is a file of a process and others that launch nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..align import MERGED
+from ..files.ranks import rank_said
+from ..kineto.arguments import NO_NUMBER
+from ..kineto.reader import Recording
+from ..meaning.classify import DEVICE_CATEGORIES, is_call
+from ..meaning.contested import Calls, chosen
+from ..meaning.groups import ranks_in
+from ..table import MIXED_RANKS, Note
+
+_SGLANG = re.compile(r"^\[(?P<label>[A-Z]{2}\d{1,6}(?:-[A-Z]{2}\d{1,6})*)\] ")
+_BEHIND = re.compile(r"^.{1,200}_(?P<label>\d{1,6})$")
+_MEETS = re.compile(r"^(?:gloo:|c10d::)")  # what only a process of a group does
+_OF_HOST = frozenset({"cpu_op", "user_annotation"})
+_NUMBER = re.compile(r"[0-9]{1,18}$")
+_LONGEST = 255
+
+
+Ranked = tuple[int | None, Recording]  # the rank where the file tells it
+
+
+@dataclass(frozen=True)
+class _Label:
+    text: str
+    rank: int | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """Processes as codes into the recording's own, which rise in order of appearance."""
+
+    hosts: list[int]  # that launch; without a device those that meet others; without either the devices
+    devices: list[int]
+    launches: set[tuple[int, int]]  # device and host
+    sure: set[tuple[int, int]]  # the same without those that only times tell
+    candidates: list[int]  # hosts with a call that may have launched something
+
+
+def taken_apart(recording: Recording) -> list[Ranked]:
+    """The ranks in a recording, those whose number it tells in its order; most often there is one."""
+    whole: list[Ranked] = [(recording.rank, recording)]
+    if len(hosts := _hosts(recording)) < 2:
+        return whole
+    work = _work(recording, hosts)
+    labels = _labels(recording)
+    groups = _labelled(work, labels) or _owned(work)
+    if groups:
+        return _ranks(recording, groups, labels, set(work.devices))
+    if len(work.candidates) < 2:
+        return whole
+    note = Note(MIXED_RANKS, len(work.candidates), _called(recording, [*work.candidates, *work.devices]))
+    return [(recording.rank, replace(recording, notes=(*recording.notes, note)))]
+
+
+# -- who works on what
+
+
+def _hosts(recording: Recording) -> list[int]:
+    calls = _rows_of(recording, is_call).nonzero()[0]
+    if len(calls := calls[recording.numbers["correlation"][calls] != NO_NUMBER]):
+        return _processes(recording, calls)
+    if (devices := _rows_of(recording, DEVICE_CATEGORIES.__contains__)).any():
+        return _processes(recording, devices)
+    if len(_processes(recording, _rows_of(recording, _OF_HOST.__contains__))) < 2:
+        return []
+    names = recording.codes["name"]
+    meets = np.fromiter((_MEETS.match(name) is not None for name in names.values), bool, len(names.values))
+    return _processes(recording, meets[names.codes])
+
+
+def _rows_of(recording: Recording, decides: Callable[[str], bool]) -> np.ndarray:
+    category = recording.codes["category"]
+    return np.fromiter(map(decides, category.values), bool, len(category.values))[category.codes]
+
+
+def _processes(recording: Recording, rows: np.ndarray) -> list[int]:
+    process = recording.codes["process"]
+    is_there = np.zeros(len(process.values), bool)
+    is_there[process.codes[rows]] = True
+    return is_there.nonzero()[0].tolist()
+
+
+def _work(recording: Recording, hosts: list[int]) -> _Work:
+    numbers, process = recording.numbers, recording.codes["process"].codes.astype(np.int64)
+    device = _rows_of(recording, DEVICE_CATEGORIES.__contains__).nonzero()[0]
+    calls = (_rows_of(recording, is_call) & (numbers["correlation"] != NO_NUMBER)).nonzero()[0]
+    devices = np.unique(process[device]).tolist()
+    if not len(device) or not len(calls):
+        return _Work(hosts, devices, set(), set(), [])
+    known = Calls(calls, numbers["correlation"][calls], process[calls], numbers["start_ns"][calls])
+    found, is_contested = chosen(known, numbers["correlation"][device], numbers["start_ns"][device], process[device])
+    several = len(recording.codes["process"].values)
+    pairs = process[device] * several + process[found]
+    all_, sure = (np.unique(pairs[kept]).tolist() for kept in (found >= 0, (found >= 0) & ~is_contested))
+    launches, certain = ({divmod(pair, several) for pair in some} for some in (all_, sure))
+    may = calls[np.isin(numbers["correlation"][calls], numbers["correlation"][device])]
+    return _Work(hosts, devices, launches, certain, np.unique(process[may]).tolist())
+
+
+# -- which processes are one rank
+
+
+def _labels(recording: Recording) -> dict[int, _Label]:
+    names, labels = recording.process_names, recording.process_labels
+    texts = enumerate(recording.codes["process"].values)
+    found = ((code, _label(text, (names.get(text, ""), labels.get(text, "")))) for code, text in texts)
+    return {code: label for code, label in found if label is not None}
+
+
+def _label(process: str, names: Iterable[str]) -> _Label | None:
+    if match := _SGLANG.match(process[:_LONGEST]):
+        places = match["label"].split("-")
+        return _Label(match["label"], int(places[0][2:]) if len(places) == 1 else None)
+    for text in (process, *names):
+        if (rank := rank_said(text[:_LONGEST].replace(" ", "_"))) is not None:
+            return _Label(f"rank {rank}", rank)
+    match = _BEHIND.match(process)
+    return _Label(f"rank {int(match['label'])}", int(match["label"])) if match else None
+
+
+def _labelled(work: _Work, labels: Mapping[int, _Label]) -> list[list[int]]:
+    """The processes of each rank, by what they are called; none where that is not told of all that work."""
+    owners: defaultdict[int, set[int]] = defaultdict(set)
+    for device, host in work.launches:
+        owners[device].add(host)
+    told = dict(labels)
+    for device in work.devices:
+        if device not in told and len(owners[device]) == 1 and (host := min(owners[device])) in told:
+            told[device] = told[host]
+    if not told.keys() >= {*work.hosts, *work.devices}:
+        return []
+    if any(told[device].text != told[host].text for device, host in work.sure):
+        return []
+    groups: defaultdict[str, list[int]] = defaultdict(list)
+    for code in sorted(told):
+        groups[told[code].text].append(code)
+    return [*groups.values()] if len({told[host].text for host in work.hosts}) > 1 else []
+
+
+def _owned(work: _Work) -> list[list[int]]:
+    """The same by who launched on which devices; none where two launched on one."""
+    if not work.devices:
+        return [[host] for host in work.hosts]
+    owners = dict(work.launches)
+    if len(owners) < len(work.launches) or owners.keys() != set(work.devices):
+        return []
+    groups: defaultdict[int, list[int]] = defaultdict(list)
+    for device in work.devices:
+        groups[owners[device]].append(device)
+    return [list(dict.fromkeys((host, *devices))) for host, devices in groups.items()] if len(groups) > 1 else []
+
+
+# -- their recordings
+
+
+def _ranks(
+    recording: Recording, groups: list[list[int]], labels: Mapping[int, _Label], devices: set[int]
+) -> list[Ranked]:
+    """Processes that launch nothing, and whose name tells nothing, are shown with the first rank: nobody knows whose
+    they are.
+    """
+    said = [{labels[code].rank for code in codes if code in labels} for codes in groups]
+    numbers = [ranks.pop() if len(ranks) == 1 else None for ranks in said]
+    if None in numbers or len(set(numbers)) < len(numbers):
+        numbers = [None] * len(groups)
+    places = _places(recording, groups, devices)
+    order = sorted(range(len(groups)), key=lambda group: (numbers[group] or 0, places[group]))
+    of = np.full(len(recording.codes["process"].values), -1)
+    for group, codes in enumerate(groups):
+        of[codes] = group
+    is_other = of < 0
+    of[is_other] = order[0]
+    group_of = of[recording.codes["process"].codes]
+    by_group = np.argsort(group_of, kind="stable")
+    bounds = np.searchsorted(group_of[by_group], np.arange(len(groups) + 1))
+    what = "ranks of a merged file, taken apart by their processes"
+    notes = [*recording.notes, Note(what, len(groups), _called(recording, groups[order[0]]))]
+    is_others = is_other[recording.codes["process"].codes] & _rows_of(recording, _OF_HOST.__contains__)
+    if count := int(is_others.sum()):
+        what = "spans of processes that nothing joins to a rank, shown with the first"
+        notes.append(Note(what, count, _called(recording, _processes(recording, is_others))))
+    found: list[Ranked] = []
+    for group in order:
+        rows = by_group[bounds[group] : bounds[group + 1]]
+        mine = tuple(notes) if group == order[0] else ()
+        found.append((numbers[group], recording.only(rows, _header(recording.header, numbers[group]), mine)))
+    return found
+
+
+def _header(header: Mapping[str, Any], rank: int | None) -> dict[str, Any]:
+    """What stands around the events is of one rank. Of the groups that it is in, those that name another are the
+    other's too.
+    """
+    kept = {key: value for key, value in header.items() if key not in ("distributedInfo", "host_name")}
+    info = header.get("distributedInfo")
+    if isinstance(info, dict) and rank is not None:
+        groups = info.get("pg_config")
+        mine = [
+            group
+            for group in (groups if isinstance(groups, list) else [])
+            if isinstance(group, dict) and rank in (ranks_in(group.get("ranks")) or ())
+        ]
+        kept["distributedInfo"] = {**info, "rank": rank, "pg_config": mine}
+    return {**kept, MERGED: True}
+
+
+def _places(recording: Recording, groups: list[list[int]], devices: set[int]) -> list[int]:
+    """What the groups are sorted by: the numbers of their devices where all have one, else their first spans."""
+    names = recording.codes["process"].values
+    texts = [[names[code] for code in codes if code in devices] for codes in groups]
+    if all(of_group and all(_NUMBER.match(text) for text in of_group) for of_group in texts):
+        return [min(map(int, of_group)) for of_group in texts]
+    return [min(codes) for codes in groups]
+
+
+def _called(recording: Recording, codes: list[int]) -> str:
+    return ", ".join(recording.codes["process"].values[code][:20] or "''" for code in codes)[:60]
