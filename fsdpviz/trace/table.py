@@ -118,6 +118,8 @@ class Note:
 
 # notes that say that numbers would be wrong: ``validate`` looks for them
 MIXED_RANKS = "processes that launch work, read as one rank: nothing tells which devices are whose"
+UNREAD_DEVICE = "spans without a category on lanes that are named as a device's, not read: taken as host"
+UNCATEGORISED = "spans without a category, taken as host"
 
 
 class Tally:

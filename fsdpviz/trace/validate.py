@@ -10,7 +10,7 @@ import polars as pl
 
 from ..base.kinds import COMMUNICATION, COMPUTATION, WORK
 from .align import UNTOLD, Method, matches
-from .table import MIXED_RANKS
+from .table import MIXED_RANKS, UNCATEGORISED, UNREAD_DEVICE, Note
 
 if TYPE_CHECKING:
     from .table import Trace
@@ -80,10 +80,14 @@ def _values(kinds: frozenset) -> list[str]:
 
 
 def _breakdown(trace: Trace) -> tuple[str, ...]:
+    if unread := _note(trace, UNREAD_DEVICE):
+        return (_said("spans of a device without a category, which are not among its work", unread),)
     if not _count(trace, WORK):
         return ("nothing in it is work: no kernel, no copy, no operator. Record ProfilerActivity.CPU or CUDA",)
     if mixed := _mixed_ranks(trace):
         return (mixed,)
+    if uncategorised := _note(trace, UNCATEGORISED):
+        return "", _said("spans without a category count as the host's", uncategorised)
     if trace.steps.is_empty():
         return "", "it has no ranges of steps (ProfilerStep#N, step N), so that the recording is taken whole"
     return ("",)
@@ -91,7 +95,7 @@ def _breakdown(trace: Trace) -> tuple[str, ...]:
 
 def _mixed_ranks(trace: Trace) -> str:
     """Why a rank's work is not one rank's; "" where nothing speaks against it."""
-    note = next((note for note in trace.notes if note.what == MIXED_RANKS), None)
+    note = _note(trace, MIXED_RANKS)
     if note is None:
         return ""
     return (
@@ -100,7 +104,17 @@ def _mixed_ranks(trace: Trace) -> str:
     )
 
 
+def _said(what: str, note: Note) -> str:
+    return f"{what}: {note.count}, for example {note.example}"
+
+
+def _note(trace: Trace, what: str) -> Note | None:
+    return next((note for note in trace.notes if note.what == what), None)
+
+
 def _overlap(trace: Trace) -> tuple[str, ...]:
+    if unread := _note(trace, UNREAD_DEVICE):
+        return (_said("spans of a device without a category, which are not among its work", unread),)
     if not _count(trace, COMMUNICATION):
         return ("no transfer between ranks is in it",)
     if not _count(trace, COMPUTATION):

@@ -111,7 +111,7 @@ def test_ranks_that_the_processes_are_given_names_for(tmp_path: Path) -> None:
             if event["pid"] != "Spans"
         ]
     for rank in (2, 5):
-        events += named(10_100 * rank - 100 * rank + rank + 100, f"RANK {rank} - CPU")
+        events += named(10_000 * rank + 100 + rank, f"RANK {rank} - CPU")
         events += named(10_000 * rank + rank, f"RANK {rank} - GPU")
     trace = opened(tmp_path, events, distributedInfo={})
     assert trace.ranks == [2, 5]

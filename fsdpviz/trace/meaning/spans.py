@@ -12,7 +12,7 @@ from ...base.kinds import COMMUNICATION, Kind
 from ...base.labels import Phase, parse_label
 from ..kineto.columns import Codes
 from ..kineto.reader import Recording, Tensors
-from ..table import Note
+from ..table import UNREAD_DEVICE, Note
 from . import gloo
 from .assemble import Decided, RankTables, assembled
 from .attribute import Attribution, attribution, differentiates_backward, with_recompute
@@ -121,7 +121,7 @@ class _Rank:
         self._join_gloo_and_links()
         if self.rows.runs_on_device.any():
             self._decide_collectives_of_device()
-        else:
+        elif all(note.what != UNREAD_DEVICE for note in self.notes):
             self._decide_cpu_work()
         self._decide_optimizer_and_forward()
         self._decide_units_of_collectives()

@@ -18,6 +18,7 @@ from ..files.sources import Source
 from ..kineto.reader import read_recording
 from ..kineto.repair import nesting
 from ..meaning.spans import rank_tables
+from ..meaning.uncategorised import with_categories
 from ..nsight.export import read_export
 from ..table import Note
 from .cache import cached, is_cached
@@ -143,7 +144,7 @@ def _read(source: Source, on_read: Progress) -> Sequence[Part]:
 def _kineto(source: Source, on_read: Progress) -> list[Part]:
     parts = []
     for rank, recording in taken_apart(read_recording(source.path, on_read)):
-        tables = rank_tables(recording, rank or 0, source.lane_names)
+        tables = rank_tables(with_categories(recording), rank or 0, source.lane_names)
         parts.append(Part(source.name, tables, rank, about={"headers": recording.header}))
     return parts
 
