@@ -16,7 +16,7 @@ import polars as pl
 
 from ..table import Tally, taken
 from .arguments import NO_ARGS, NO_NUMBER, Args, Message, Tensors, integer_of, message_of, tensors_of, text_of
-from .events import FLOWS, TAG_OF_OTHERS, Metadata, Other, Span
+from .event import FLOWS, TAG_OF_OTHERS, Metadata, Other, Span
 from .nanoseconds import microseconds_to_ns
 from .scanned import Scanned
 

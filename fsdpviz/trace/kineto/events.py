@@ -10,10 +10,8 @@ stands between two of the array's own items: inside an event or a string the bra
 from __future__ import annotations
 
 import codecs
-import operator
 import re
 from collections.abc import Iterator, Sequence
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +20,7 @@ import msgspec
 from ...base.errors import TraceError
 from ..files.sniff import EVENTS
 from ..table import Note
-from .arguments import ABSENT, NO_ARGS, Args
+from .event import EVENT, event_of
 from .header import File, header_in, header_of, pieces_in
 from .repair import clean, nesting, refuse_other_formats
 from .scanned import Scanned
@@ -37,71 +35,16 @@ _COMMA = re.compile(rb"\s*,\s*")
 _BOM = b"\xef\xbb\xbf"
 
 
-class Span(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="X"):
-    """An event with a duration; ``ts`` and ``dur`` are its decimal text, µs."""
-
-    cat: Any = None
-    name: Any = None
-    pid: Any = None
-    tid: Any = None
-    ts: msgspec.Raw = ABSENT
-    dur: msgspec.Raw = ABSENT
-    args: Args | None = NO_ARGS
-
-
-class Metadata(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="M"):
-    name: Any = None
-    pid: Any = None
-    tid: Any = None
-    args: Args | None = NO_ARGS
-
-
-class Other(msgspec.Struct, frozen=True, gc=False):
-    """An event without a duration that is not looked at, only counted."""
-
-    ph: Any = None
-    name: Any = None
-
-
-class _Tagged(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="i"):
-    name: Any = None
-
-
-class _AnyEvent(msgspec.Struct, frozen=True, gc=False):
-    """An event of any phase, whose ``args`` may be anything."""
-
-    ph: Any = None
-    cat: Any = None
-    name: Any = None
-    pid: Any = None
-    tid: Any = None
-    ts: msgspec.Raw = ABSENT
-    dur: msgspec.Raw = ABSENT
-    args: msgspec.Raw = ABSENT
-
-
-# flows ("s", "t", "f") repeat what correlation ids say: nothing of them is kept
-_FLOWS = [msgspec.defstruct(f"_Flow_{tag}", [], tag_field="ph", tag=tag, frozen=True, gc=False) for tag in "stf"]
-_OTHERS = [_Tagged] + [
-    msgspec.defstruct(f"_Tagged_{tag}", [], bases=(_Tagged,), tag_field="ph", tag=tag, frozen=True, gc=False)
-    for tag in "ICBEbneSTpFNODPRcv"
-]
-FLOWS = frozenset(_FLOWS)
-TAG_OF_OTHERS: dict[type, str] = {kind: str(kind.__struct_config__.tag) for kind in _OTHERS}  # type: ignore[attr-defined]
-_EVENT = reduce(operator.or_, [Span, Metadata, *_FLOWS, *_OTHERS])
-
-
 class _FileOfEvents(File, rename="camel"):
-    trace_events: list[_EVENT]  # type: ignore[valid-type]
+    trace_events: list[EVENT]  # type: ignore[valid-type]
 
 
 class _FileOfRaw(File, rename="camel"):
     trace_events: list[msgspec.Raw]
 
 
-_EVENTS_DECODER: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[_EVENT])  # type: ignore[valid-type]
+_EVENTS_DECODER: msgspec.json.Decoder[list[Any]] = msgspec.json.Decoder(list[EVENT])  # type: ignore[valid-type]
 _FILE_DECODER = msgspec.json.Decoder(_FileOfEvents)
-_EVENT_DECODER = msgspec.json.Decoder(_EVENT)
 _OPENING = b'{"traceEvents":['
 
 
@@ -356,7 +299,7 @@ class EventReader:
         odd: list[str] = []
         for text in texts:
             try:
-                events.append(_event_of(text))
+                events.append(event_of(text))
             except (msgspec.DecodeError, RecursionError):
                 event = self._cleaned(text)
                 if event is None:
@@ -371,7 +314,7 @@ class EventReader:
         """The event once what JSON forbids is replaced; None where that is not enough."""
         mended, repairs = clean(bytes(text))
         try:
-            event = _event_of(mended) if repairs else None
+            event = event_of(mended) if repairs else None
         except (msgspec.DecodeError, RecursionError):
             return None
         self._notes += repairs if event is not None else ()
@@ -386,13 +329,3 @@ def _is_utf8(text: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _event_of(text: bytes | msgspec.Raw) -> Any:
-    try:
-        return _EVENT_DECODER.decode(text)
-    except msgspec.ValidationError:
-        event = msgspec.json.decode(text, type=_AnyEvent)
-    if event.ph == "X":
-        return Span(event.cat, event.name, event.pid, event.tid, event.ts, event.dur)
-    return Other(event.ph, event.name)
