@@ -223,3 +223,17 @@ def test_a_rank_s_trace_in_a_run_folder_is_its_own(tmp_path: Path) -> None:
     assert trace.ranks == [1]
     assert notes(trace)["further ranks in the trace of rank 1, left out"] == (1, "")
     assert set(trace.lanes["process"]) == {"rank_1"}
+
+
+@pytest.mark.parametrize("name", [lambda rank, pid: f"[TP{rank:02d}] {pid}", offset])
+def test_work_from_before_the_recording_has_the_id_of_another_s_call(
+    tmp_path: Path, name: Callable[[int, Any], Any]
+) -> None:
+    """Rank 1's first kernel was launched before its recording began; only rank 0 has a call with its id."""
+    call = span("cuda_runtime", "cudaLaunchKernel", 1, 1, process=100, thread=100, correlation=77)
+    early = span("kernel", "early", 5, 2, process=1, thread=7, correlation=77)
+    events = [*renamed(0, [*rank_of(0), call], name), *renamed(1, [early, *rank_of(1, ids=1000)], name)]
+    trace = opened(tmp_path, events)
+    assert trace.ranks == [0, 1]
+    assert trace.spans.filter(name="early")["rank"].to_list() == [1]
+    assert trace.spans.filter(name="early")["issued_ns"].to_list() == [None]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -35,6 +35,7 @@ _MEETS = re.compile(r"^(?:gloo:|c10d::)")  # what only a process of a group does
 _OF_HOST = frozenset({"cpu_op", "user_annotation"})
 _NUMBER = re.compile(r"[0-9]{1,18}$")
 _LONGEST = 255
+_EVIDENT = 0.95  # of a device's work, told by ids and times
 
 
 Ranked = tuple[int | None, Recording]  # the rank where the file tells it
@@ -46,15 +47,41 @@ class _Label:
     rank: int | None = None
 
 
+def _none() -> np.ndarray:
+    return np.zeros(0, np.int64)
+
+
 @dataclass(frozen=True, eq=False)
 class _Work:
-    """Processes as codes into the recording's own, which rise in order of appearance."""
+    """Processes as codes into the recording's own, which rise in order of appearance. Of the device spans whose id any
+    call has: the device, the group of the id's calls and the start.
+    """
 
     hosts: list[int]  # that launch; without a device those that meet others; without either the devices
     devices: list[int]
-    launches: set[tuple[int, int]]  # device and host
-    sure: set[tuple[int, int]]  # the same without those that only times tell
     candidates: list[int]  # hosts with a call that may have launched something
+    calls: Calls | None = None
+    device: np.ndarray = field(default_factory=_none)
+    group: np.ndarray = field(default_factory=_none)
+    start_ns: np.ndarray = field(default_factory=_none)
+    nearest: np.ndarray = field(default_factory=_none)  # the process whose call is told by time, see ``contested``
+
+    def explained(self, owners: Mapping[int, int]) -> dict[int, float]:
+        """How much of each device's work, from its owner's first call on, comes after calls of the owner with its ids.
+
+        What was launched before the recording began has no call, but maybe the id of another process's.
+        """
+        if self.calls is None or not len(self.device):
+            return {}
+        owner = np.array([owners[device] for device in self.device.tolist()], np.int64)
+        first = np.full(int(max(self.calls.process.max(), owner.max())) + 1, np.iinfo(np.int64).max)
+        np.minimum.at(first, self.calls.process, self.calls.started)
+        call = self.calls.of_process(self.group, owner)
+        is_own = (call >= 0) & (self.calls.started[call] <= self.start_ns)
+        counts = self.start_ns >= first[owner]
+        places, which = np.unique(self.device, return_inverse=True)
+        own, all_ = (np.bincount(which[some], minlength=len(places)) for some in (is_own & counts, counts))
+        return dict(zip(places.tolist(), (own / np.maximum(all_, 1)).tolist(), strict=True))
 
 
 def taken_apart(recording: Recording) -> list[Ranked]:
@@ -107,15 +134,14 @@ def _work(recording: Recording, hosts: list[int]) -> _Work:
     calls = (_rows_of(recording, is_call) & (numbers["correlation"] != NO_NUMBER)).nonzero()[0]
     devices = np.unique(process[device]).tolist()
     if not len(device) or not len(calls):
-        return _Work(hosts, devices, set(), set(), [])
-    known = Calls(calls, numbers["correlation"][calls], process[calls], numbers["start_ns"][calls])
-    found, is_contested = chosen(known, numbers["correlation"][device], numbers["start_ns"][device], process[device])
-    several = len(recording.codes["process"].values)
-    pairs = process[device] * several + process[found]
-    all_, sure = (np.unique(pairs[kept]).tolist() for kept in (found >= 0, (found >= 0) & ~is_contested))
-    launches, certain = ({divmod(pair, several) for pair in some} for some in (all_, sure))
-    may = calls[np.isin(numbers["correlation"][calls], numbers["correlation"][device])]
-    return _Work(hosts, devices, launches, certain, np.unique(process[may]).tolist())
+        return _Work(hosts, devices, [])
+    ids = numbers["correlation"]
+    known = Calls(calls, ids[calls], process[calls], numbers["start_ns"][calls])
+    found, _ = chosen(known, ids[device], numbers["start_ns"][device], process[device])
+    device, found = device[found >= 0], found[found >= 0]
+    candidates = np.unique(process[calls[np.isin(ids[calls], ids[device])]]).tolist()
+    group, start_ns = known.groups_of(ids[device]), numbers["start_ns"][device]
+    return _Work(hosts, devices, candidates, known, process[device], group, start_ns, process[found])
 
 
 # -- which processes are one rank
@@ -140,35 +166,43 @@ def _label(process: str, names: Iterable[str]) -> _Label | None:
 
 
 def _labelled(work: _Work, labels: Mapping[int, _Label]) -> list[list[int]]:
-    """The processes of each rank, by what they are called; none where that is not told of all that work."""
-    owners: defaultdict[int, set[int]] = defaultdict(set)
-    for device, host in work.launches:
-        owners[device].add(host)
-    told = dict(labels)
-    for device in work.devices:
-        if device not in told and len(owners[device]) == 1 and (host := min(owners[device])) in told:
-            told[device] = told[host]
-    if not told.keys() >= {*work.hosts, *work.devices}:
+    """The processes of each rank, by what they are called; none where that is not told of all that work, or where
+    what runs on a device is nobody's who is called like it.
+    """
+    told = {**{device: labels[host] for device, host in _owners(work).items() if host in labels}, **labels}
+    if not told.keys() >= {*work.hosts, *work.devices} or len({told[host].text for host in work.hosts}) < 2:
         return []
-    if any(told[device].text != told[host].text for device, host in work.sure):
+    of_label = {told[host].text: host for host in reversed(work.hosts)}
+    if any(told[device].text not in of_label for device in work.devices):
+        return []
+    if not all(work.explained({device: of_label[told[device].text] for device in work.devices}).values()):
         return []
     groups: defaultdict[str, list[int]] = defaultdict(list)
     for code in sorted(told):
         groups[told[code].text].append(code)
-    return [*groups.values()] if len({told[host].text for host in work.hosts}) > 1 else []
+    return [*groups.values()]
 
 
 def _owned(work: _Work) -> list[list[int]]:
     """The same by who launched on which devices; none where two launched on one."""
     if not work.devices:
         return [[host] for host in work.hosts]
-    owners = dict(work.launches)
-    if len(owners) < len(work.launches) or owners.keys() != set(work.devices):
+    owners = _owners(work)
+    if owners.keys() != set(work.devices) or set(owners.values()) != set(work.candidates):
+        return []
+    if min(work.explained(owners).values(), default=0) < _EVIDENT:
         return []
     groups: defaultdict[int, list[int]] = defaultdict(list)
     for device in work.devices:
         groups[owners[device]].append(device)
     return [list(dict.fromkeys((host, *devices))) for host, devices in groups.items()] if len(groups) > 1 else []
+
+
+def _owners(work: _Work) -> dict[int, int]:
+    """By device the process that launched most on it, where that can be told."""
+    several = int(max(work.nearest, default=0)) + 1
+    pairs, often = np.unique(work.device * several + work.nearest, return_counts=True)
+    return {pair // several: pair % several for pair in pairs[np.argsort(often, kind="stable")].tolist()}
 
 
 # -- their recordings
