@@ -237,3 +237,51 @@ def test_work_from_before_the_recording_has_the_id_of_another_s_call(
     assert trace.ranks == [0, 1]
     assert trace.spans.filter(name="early")["rank"].to_list() == [1]
     assert trace.spans.filter(name="early")["issued_ns"].to_list() == [None]
+
+
+def test_hosts_that_are_called_as_ranks_on_one_device_stay_together(tmp_path: Path) -> None:
+    """Only the hosts' names tell ranks, and not whose the device's work is."""
+    events = [event for event in [*rank_of(0), *rank_of(1)] if event["ph"] == "X" and event["pid"] != "Spans"]
+    for event in events:
+        event["pid"] = 0 if event["pid"] == 1 else event["pid"]
+    trace = opened(tmp_path, [*events, *named(100, "rank 0"), *named(101, "rank 1")])
+    assert trace.ranks == [0] and MIXED_RANKS in notes(trace)
+
+
+def test_numbers_behind_the_names_of_devices_are_no_ranks(tmp_path: Path) -> None:
+    """The file has no calls, and states its rank."""
+    kernels = [span("kernel", "gemm", 10 * n, 9, process=f"cuda_{n}", thread=7) for n in (0, 1)]
+    trace = opened(tmp_path, [*kernels, op("aten::mm", 0, 9, process="main", thread=1)], rank=3)
+    assert trace.ranks == [3]
+
+
+def test_ids_of_processes_behind_names_are_no_ranks(tmp_path: Path) -> None:
+    events = [*rank_of(0), *rank_of(1, ids=50)]
+    for event in events:
+        event["pid"] = {100: "python_4711", 101: "python_4712"}.get(event["pid"], event["pid"])
+    trace = opened(tmp_path, events)
+    assert trace.ranks == [0, 1]
+    assert trace.lanes.filter(process="1")["rank"].unique().to_list() == [1]
+
+
+def test_loaders_are_no_ranks(tmp_path: Path) -> None:
+    events = [event for event in rank_of(0) if event["pid"] != "Spans"]
+    for event in events:
+        event["pid"] = "main_2" if event["pid"] == 100 else event["pid"]
+    events += [op("aten::stack", 0, 9, process=f"worker{n}", thread=n) for n in (0, 1)]
+    trace = opened(tmp_path, events, rank=3)
+    assert trace.ranks == [3] and MIXED_RANKS not in notes(trace)
+
+
+def test_a_rank_without_calls_is_one_by_its_name(tmp_path: Path) -> None:
+    events = merged(lambda rank, pid: f"[TP{rank:02d}] {pid}")
+    trace = opened(tmp_path, [e for e in events if e.get("cat") != "cuda_runtime" or "TP00" in e["pid"]])
+    assert trace.ranks == [0, 1]
+    assert trace.spans.filter(rank=1, kind="compute")["name"].to_list() == ["gemm"] * 3
+
+
+def test_a_process_that_once_launched_on_another_s_device_keeps_the_file_together(tmp_path: Path) -> None:
+    calls = [span("cuda_runtime", "cudaLaunchKernel", 1500, 2, process=101, thread=101, correlation=99)]
+    stray = span("kernel", "stray", 1600, 100, process=0, thread=7, correlation=99)
+    trace = opened(tmp_path, [*rank_of(0), *rank_of(1, ids=50), *calls, stray])
+    assert trace.ranks == [0] and MIXED_RANKS in notes(trace)

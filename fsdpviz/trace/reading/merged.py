@@ -4,8 +4,8 @@ Scripts put the files of several ranks into one for a picture. Each gives the pr
 ``rank0_1234``, ``1234_0``, a number for each rank added to all, or the name ``RANK 0 - GPU``; ids, streams and what the
 file says around its events stay as they were, and the latter is of one rank. A profiler records one process, so that a
 file in which several launch work is such a one. Each is a rank, with the processes of its devices: those that are
-called as it is, or else those that it alone launched on. Where two launched on one device nothing tells whose its work
-is, and the file is left as one rank.
+called as it is, where each process is called like one rank; or else those that it alone launched on. Where two launched
+on one device nothing tells whose its work is, and the file is left as one rank.
 
 A process with several devices is one rank, and so is a file of a process and others that launch nothing.
 """
@@ -35,7 +35,6 @@ _MEETS = re.compile(r"^(?:gloo:|c10d::)")  # what only a process of a group does
 _OF_HOST = frozenset({"cpu_op", "user_annotation"})
 _NUMBER = re.compile(r"[0-9]{1,18}$")
 _LONGEST = 255
-_EVIDENT = 0.95  # of a device's work, told by ids and times
 
 
 Ranked = tuple[int | None, Recording]  # the rank where the file tells it
@@ -45,6 +44,7 @@ Ranked = tuple[int | None, Recording]  # the rank where the file tells it
 class _Label:
     text: str
     rank: int | None = None
+    is_sure: bool = True  # False for a number behind a name, which may count anything
 
 
 def _none() -> np.ndarray:
@@ -54,7 +54,7 @@ def _none() -> np.ndarray:
 @dataclass(frozen=True, eq=False)
 class _Work:
     """Processes as codes into the recording's own, which rise in order of appearance. Of the device spans whose id any
-    call has: the device, the group of the id's calls and the start.
+    call has: the device, the lane, the group of the id's calls and the start.
     """
 
     hosts: list[int]  # that launch; without a device those that meet others; without either the devices
@@ -62,38 +62,58 @@ class _Work:
     candidates: list[int]  # hosts with a call that may have launched something
     calls: Calls | None = None
     device: np.ndarray = field(default_factory=_none)
+    lane: np.ndarray = field(default_factory=_none)
     group: np.ndarray = field(default_factory=_none)
     start_ns: np.ndarray = field(default_factory=_none)
     nearest: np.ndarray = field(default_factory=_none)  # the process whose call is told by time, see ``contested``
 
-    def explained(self, owners: Mapping[int, int]) -> dict[int, float]:
-        """How much of each device's work, from its owner's first call on, comes after calls of the owner with its ids.
+    def owner(self, owners: Mapping[int, int]) -> np.ndarray:
+        """By span the process that owns its device, −1 for none."""
+        return np.array([owners.get(device, -1) for device in self.device.tolist()], np.int64)
 
-        What was launched before the recording began has no call, but maybe the id of another process's.
-        """
-        if self.calls is None or not len(self.device):
-            return {}
-        owner = np.array([owners[device] for device in self.device.tolist()], np.int64)
+    def explained(self, owner: np.ndarray) -> np.ndarray:
+        """Which of the spans come after a call of the owner with their id (bool)."""
+        if self.calls is None:
+            return np.zeros(len(owner), bool)
+        call = self.calls.of_process(self.group, owner)
+        return (call >= 0) & (self.calls.started[call] <= self.start_ns)
+
+    def contradicts(self, owners: Mapping[int, int]) -> bool:
+        """Whether a device with work from its owner's first call on has none that is the owner's."""
+        owner = self.owner(owners)
+        if self.calls is None or not (owner >= 0).any():
+            return False
         first = np.full(int(max(self.calls.process.max(), owner.max())) + 1, np.iinfo(np.int64).max)
         np.minimum.at(first, self.calls.process, self.calls.started)
-        call = self.calls.of_process(self.group, owner)
-        is_own = (call >= 0) & (self.calls.started[call] <= self.start_ns)
-        counts = self.start_ns >= first[owner]
-        places, which = np.unique(self.device, return_inverse=True)
-        own, all_ = (np.bincount(which[some], minlength=len(places)) for some in (is_own & counts, counts))
-        return dict(zip(places.tolist(), (own / np.maximum(all_, 1)).tolist(), strict=True))
+        is_since = (owner >= 0) & (self.start_ns >= first[owner])
+        return not {*self.device[is_since].tolist()} <= {*self.device[self.explained(owner)].tolist()}
+
+    def is_divided(self, owners: Mapping[int, int]) -> bool:
+        """Whether each device's work is its owner's alone.
+
+        What was launched before the recording began has no call, but maybe the id of another process's: streams run in
+        order, so that it comes before what has one.
+        """
+        is_owners = self.explained(self.owner(owners))
+        if not is_owners.any():
+            return False
+        first = np.full(int(self.lane.max()) + 1, np.iinfo(np.int64).max)
+        np.minimum.at(first, self.lane[is_owners], self.start_ns[is_owners])
+        is_late = self.start_ns > first[self.lane]
+        return {*self.device[is_owners].tolist()} == {*self.devices} and not (is_late & ~is_owners).any()
 
 
 def taken_apart(recording: Recording) -> list[Ranked]:
     """The ranks in a recording, those whose number it tells in its order; most often there is one."""
     whole: list[Ranked] = [(recording.rank, recording)]
+    labels = _labels(recording)
+    if groups := _labelled(recording, labels):
+        return _ranks(recording, groups, labels)
     if len(hosts := _hosts(recording)) < 2:
         return whole
     work = _work(recording, hosts)
-    labels = _labels(recording)
-    groups = _labelled(work, labels) or _owned(work)
-    if groups:
-        return _ranks(recording, groups, labels, set(work.devices))
+    if groups := _owned(work):
+        return _ranks(recording, groups, {code: label for code, label in labels.items() if label.is_sure})
     if len(work.candidates) < 2:
         return whole
     note = Note(MIXED_RANKS, len(work.candidates), _called(recording, [*work.candidates, *work.devices]))
@@ -141,7 +161,9 @@ def _work(recording: Recording, hosts: list[int]) -> _Work:
     device, found = device[found >= 0], found[found >= 0]
     candidates = np.unique(process[calls[np.isin(ids[calls], ids[device])]]).tolist()
     group, start_ns = known.groups_of(ids[device]), numbers["start_ns"][device]
-    return _Work(hosts, devices, candidates, known, process[device], group, start_ns, process[found])
+    lane = process[device] * len(recording.codes["thread"].values) + recording.codes["thread"].codes[device]
+    lane = np.unique(lane, return_inverse=True)[1]
+    return _Work(hosts, devices, candidates, known, process[device], lane, group, start_ns, process[found])
 
 
 # -- which processes are one rank
@@ -158,29 +180,40 @@ def _label(process: str, names: Iterable[str]) -> _Label | None:
     if match := _SGLANG.match(process[:_LONGEST]):
         places = match["label"].split("-")
         return _Label(match["label"], int(places[0][2:]) if len(places) == 1 else None)
-    for text in (process, *names):
-        if (rank := rank_said(text[:_LONGEST].replace(" ", "_"))) is not None:
+    for text in (process[:_LONGEST], *(name[:_LONGEST] for name in names)):
+        if "rank" in text.lower() and (rank := rank_said(text.replace(" ", "_"))) is not None:
             return _Label(f"rank {rank}", rank)
     match = _BEHIND.match(process)
-    return _Label(f"rank {int(match['label'])}", int(match["label"])) if match else None
+    return _Label(f"rank {int(match['label'])}", int(match["label"]), is_sure=False) if match else None
 
 
-def _labelled(work: _Work, labels: Mapping[int, _Label]) -> list[list[int]]:
+def _labelled(recording: Recording, labels: Mapping[int, _Label]) -> list[list[int]]:
     """The processes of each rank, by what they are called; none where that is not told of all that work, or where
     what runs on a device is nobody's who is called like it.
     """
-    told = {**{device: labels[host] for device, host in _owners(work).items() if host in labels}, **labels}
-    if not told.keys() >= {*work.hosts, *work.devices} or len({told[host].text for host in work.hosts}) < 2:
+    if len({label.text for label in labels.values()}) < 2:
         return []
-    of_label = {told[host].text: host for host in reversed(work.hosts)}
-    if any(told[device].text not in of_label for device in work.devices):
+    devices = {*_processes(recording, _rows_of(recording, DEVICE_CATEGORIES.__contains__))}
+    hosts = {*_processes(recording, _rows_of(recording, lambda category: category in _OF_HOST or is_call(category)))}
+    if not labels.keys() >= hosts | devices:
         return []
-    if not all(work.explained({device: of_label[told[device].text] for device in work.devices}).values()):
+    of_label: defaultdict[str, list[int]] = defaultdict(list)
+    for code in sorted(labels):
+        of_label[labels[code].text].append(code)
+    groups = [codes for codes in of_label.values() if not (hosts | devices).isdisjoint(codes)]
+    # a number that counts anything is a rank's only where it is behind the names of a whole rank
+    wanted = [hosts, devices] if devices else [hosts]
+    is_sure = all(labels[code].is_sure for code in hosts | devices)
+    if not is_sure and any(some.isdisjoint(codes) for codes in groups for some in wanted):
         return []
-    groups: defaultdict[str, list[int]] = defaultdict(list)
-    for code in sorted(told):
-        groups[told[code].text].append(code)
-    return [*groups.values()]
+    work = _work(recording, sorted(hosts))
+    owners = {
+        device: host
+        for codes in groups
+        for host in [code for code in codes if work.calls is not None and code in work.calls.process][:1]
+        for device in devices.intersection(codes)
+    }
+    return groups if len(groups) > 1 and not work.contradicts(owners) else []
 
 
 def _owned(work: _Work) -> list[list[int]]:
@@ -188,9 +221,7 @@ def _owned(work: _Work) -> list[list[int]]:
     if not work.devices:
         return [[host] for host in work.hosts]
     owners = _owners(work)
-    if owners.keys() != set(work.devices) or set(owners.values()) != set(work.candidates):
-        return []
-    if min(work.explained(owners).values(), default=0) < _EVIDENT:
+    if set(owners.values()) != set(work.candidates) or not work.is_divided(owners):
         return []
     groups: defaultdict[int, list[int]] = defaultdict(list)
     for device in work.devices:
@@ -208,9 +239,7 @@ def _owners(work: _Work) -> dict[int, int]:
 # -- their recordings
 
 
-def _ranks(
-    recording: Recording, groups: list[list[int]], labels: Mapping[int, _Label], devices: set[int]
-) -> list[Ranked]:
+def _ranks(recording: Recording, groups: list[list[int]], labels: Mapping[int, _Label]) -> list[Ranked]:
     """Processes that launch nothing, and whose name tells nothing, are shown with the first rank: nobody knows whose
     they are.
     """
@@ -218,7 +247,7 @@ def _ranks(
     numbers = [ranks.pop() if len(ranks) == 1 else None for ranks in said]
     if None in numbers or len(set(numbers)) < len(numbers):
         numbers = [None] * len(groups)
-    places = _places(recording, groups, devices)
+    places = _places(recording, groups)
     order = sorted(range(len(groups)), key=lambda group: (numbers[group] or 0, places[group]))
     of = np.full(len(recording.codes["process"].values), -1)
     for group, codes in enumerate(groups):
@@ -259,9 +288,10 @@ def _header(header: Mapping[str, Any], rank: int | None) -> dict[str, Any]:
     return {**kept, MERGED: True}
 
 
-def _places(recording: Recording, groups: list[list[int]], devices: set[int]) -> list[int]:
+def _places(recording: Recording, groups: list[list[int]]) -> list[int]:
     """What the groups are sorted by: the numbers of their devices where all have one, else their first spans."""
     names = recording.codes["process"].values
+    devices = {*_processes(recording, _rows_of(recording, DEVICE_CATEGORIES.__contains__))}
     texts = [[names[code] for code in codes if code in devices] for codes in groups]
     if all(of_group and all(_NUMBER.match(text) for text in of_group) for of_group in texts):
         return [min(map(int, of_group)) for of_group in texts]
