@@ -281,7 +281,12 @@ def test_a_rank_without_calls_is_one_by_its_name(tmp_path: Path) -> None:
 
 
 def test_a_process_that_once_launched_on_another_s_device_keeps_the_file_together(tmp_path: Path) -> None:
-    calls = [span("cuda_runtime", "cudaLaunchKernel", 1500, 2, process=101, thread=101, correlation=99)]
+    call = span("cuda_runtime", "cudaLaunchKernel", 1500, 2, process=101, thread=101, correlation=99)
     stray = span("kernel", "stray", 1600, 100, process=0, thread=7, correlation=99)
-    trace = opened(tmp_path, [*rank_of(0), *rank_of(1, ids=50), *calls, stray])
+    events = [*rank_of(0), *rank_of(1, ids=50), call, stray]
+    for number in range(40):  # one in forty-seven
+        more = {"process": 100, "thread": 100, "correlation": 200 + number}
+        events.append(span("cuda_runtime", "cudaLaunchKernel", 3000 + 10 * number, 2, **more))
+        events.append(span("kernel", "gemm", 3004 + 10 * number, 5, process=0, thread=7, correlation=200 + number))
+    trace = opened(tmp_path, events)
     assert trace.ranks == [0] and MIXED_RANKS in notes(trace)
