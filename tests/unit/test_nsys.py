@@ -133,6 +133,64 @@ def test_one_process_with_two_gpus(tmp_path: Path) -> None:
     assert trace.spans.filter(pl.col("kind") == "compute")["launch"].to_list() == [1, 2]
 
 
+PEER_COPY = {"copyKind": 10, "srcKind": 2, "dstKind": 2, "bytes": 100}
+
+
+@pytest.mark.parametrize(
+    ("table", "stray"),
+    [
+        ("MEMCPY", work(210, 220, process=200, gpu=0, correlation=9, **PEER_COPY)),
+        ("MEMSET", work(210, 220, process=200, gpu=0, correlation=9, bytes=4)),
+        ("SYNCHRONIZATION", work(210, 220, process=200, gpu=0, syncType=4) | {"contextId": 77}),
+        ("SYNCHRONIZATION", work(210, 220, process=200, gpu=0, syncType=4) | {"contextId": None}),
+    ],
+)
+@pytest.mark.parametrize("is_stated", [False, True])
+def test_what_a_process_leaves_on_anothers_gpu_makes_no_rank(
+    tmp_path: Path, table: str, stray: dict[str, Any], *, is_stated: bool
+) -> None:
+    content = tables()
+    content.setdefault(f"CUPTI_ACTIVITY_KIND_{table}", []).append(stray)
+    if is_stated:
+        for process, rank in ((100, 5), (200, 4)):
+            payload = f'{{"No. of ranks": 8, "Rank": {rank}}}'
+            content["NVTX_EVENTS"].append(push_pop(1, 2, "ncclCommInitRank", process=process, jsonText=payload))
+    trace = made(tmp_path / "t.sqlite", content)
+    assert trace.ranks == ([4, 5] if is_stated else [0, 1])
+    rank = 4 if is_stated else 1
+    strays = trace.spans.filter((pl.col("start_ns") == 210) & (pl.col("duration_ns") == 10))
+    assert strays["rank"].to_list() == [rank]
+    assert len(trace.spans.filter(pl.col("rank") == rank)) == 8 + is_stated
+    if table == "SYNCHRONIZATION":  # on the GPU of its process, though the file says 0
+        lanes = trace.lanes.filter((pl.col("rank") == rank) & pl.col("is_device"))
+        assert lanes["name"].to_list() == ["stream 7"]
+
+
+def test_a_process_that_only_waits_is_no_rank(tmp_path: Path) -> None:
+    content = tables()
+    content["CUPTI_ACTIVITY_KIND_SYNCHRONIZATION"].append(work(210, 220, process=300, gpu=0, syncType=4))
+    trace = made(tmp_path / "t.sqlite", content)
+    assert trace.ranks == [0, 1]
+    assert ("calls, waits and ranges of processes that used no GPU, left out", 1) in [
+        (note.what, note.count) for note in trace.notes
+    ]
+    alone = {"CUPTI_ACTIVITY_KIND_SYNCHRONIZATION": [work(1, 3, process=300, gpu=0, syncType=4)]}
+    alone["NVTX_EVENTS"] = [{"start": 5, "eventType": 34, "text": "a mark"}]
+    assert made(tmp_path / "t.sqlite", alone).spans["name"].to_list() == ["Context Sync"]
+
+
+def test_a_process_with_kernels_on_two_gpus_and_one_that_copies_only(tmp_path: Path) -> None:
+    content = {
+        "CUPTI_ACTIVITY_KIND_KERNEL": [work(1, 5, process=100, gpu=gpu, demangledName=KERNEL) for gpu in (0, 1)],
+        "CUPTI_ACTIVITY_KIND_MEMCPY": [
+            work(6, 9, process=100, gpu=1, **PEER_COPY),
+            work(6, 9, process=200, gpu=2, **PEER_COPY),
+        ],
+    }
+    trace = made(tmp_path / "t.sqlite", content)
+    assert trace.spans.sort("rank", "start_ns").select("rank", "start_ns").rows() == [(0, 1), (1, 1), (1, 6), (2, 6)]
+
+
 def test_what_is_left_out_or_mended_is_counted(tmp_path: Path) -> None:
     content = tables(processes=(100,), gpus=(0,))
     content["NVTX_EVENTS"] += [
@@ -152,7 +210,7 @@ def test_what_is_left_out_or_mended_is_counted(tmp_path: Path) -> None:
         "NVTX ranges that the recording's end cut, ended there": 1,
         "GPU rows without a start or a process, left out": 1,
         "GPU rows that do not end after they start, taken as 0 long": 1,
-        "calls and ranges of processes that used no GPU, left out": 1,
+        "calls, waits and ranges of processes that used no GPU, left out": 1,
         "device spans without a launch in the file: no unit, no phase": 2,
         "ranks that no file tells, numbered in the order of files, GPUs and processes": 1,
     }

@@ -115,7 +115,19 @@ def _work(database: NsysDatabase, strings: pl.DataFrame) -> pl.DataFrame:
         ]
     )
     waits = _of_device(syncs, "cuda_sync", _spelled(syncs, ["syncType"], names.sync_name))
+    work = _with_its_kernels(work)
     return pl.concat([work, _on_own_device(waits, work)]).drop("context")
+
+
+def _with_its_kernels(work: pl.DataFrame) -> pl.DataFrame:
+    """A process that runs kernels on one GPU only is that GPU's: what it copies to or from a peer, or does in a context
+    that it opened elsewhere by the way, is its own too. The lane stays that of the GPU on which it ran.
+    """
+    is_kernel = pl.col("category") == "kernel"
+    kernels_on = work.filter(is_kernel).group_by("owner").agg(of=pl.col("device").min(), to=pl.col("device").max())
+    one = kernels_on.filter(pl.col("of") == pl.col("to")).drop("to")
+    joined = work.join(one, on="owner", how="left", maintain_order="left")
+    return joined.with_columns(device=pl.coalesce("of", "device")).drop("of")
 
 
 def _of_device(frame: pl.DataFrame, category: str, name: pl.Expr) -> pl.DataFrame:
@@ -130,17 +142,19 @@ def _of_device(frame: pl.DataFrame, category: str, name: pl.Expr) -> pl.DataFram
         correlation="correlationId",
         bytes="bytes",
         owner=_upper(pl.col("globalPid")),
-        device="deviceId",
+        device=pl.col("deviceId").fill_null(0),
         context="contextId",
     )
 
 
 def _on_own_device(waits: pl.DataFrame, work: pl.DataFrame) -> pl.DataFrame:
-    """A synchronization's deviceId is 0 whatever the GPU: its context tells."""
+    """A synchronization's deviceId is 0 whatever the GPU: its context tells, else its process's first GPU."""
     of_context = work.select("owner", "context", of="device").unique(["owner", "context"], keep="first")
+    first = work.group_by("owner").agg(first=pl.col("device").min())
     joined = waits.join(of_context, on=["owner", "context"], how="left", maintain_order="left")
-    device = pl.coalesce("of", "device")
-    return joined.with_columns(device=device, process=device.cast(_S)).drop("of")
+    joined = joined.join(first, on="owner", how="left", maintain_order="left")
+    device = pl.coalesce("of", "first", "device")
+    return joined.with_columns(device=device, process=device.cast(_S)).drop("of", "first")
 
 
 def _calls(database: NsysDatabase, strings: pl.DataFrame) -> pl.DataFrame:
@@ -229,18 +243,19 @@ def _checked(frame: pl.DataFrame, what: str, notes: list[Note]) -> pl.DataFrame:
 
 
 def _owners(rows: _Rows) -> list[Owner]:
-    work = rows.work.select("owner", device=pl.col("device").fill_null(0)).unique()
+    """Whoever worked on a GPU: a wait is no work. Without any work, each process."""
+    work = rows.work.filter(pl.col("category") != "cuda_sync").select("owner", "device").unique()
     found = sorted(((owner, device) for owner, device in work.iter_rows()), key=lambda pair: (pair[1], pair[0]))
-    hosts = pl.concat([rows.calls["owner"], rows.ranges["owner"]]).unique().sort()
+    hosts = pl.concat([rows.work["owner"], rows.calls["owner"], rows.ranges["owner"]]).unique().sort()
     return found or [(owner, -1) for owner in hosts]
 
 
 def _note_other_processes(rows: _Rows, owners: Iterable[Owner], notes: list[Note]) -> None:
     used = [owner for owner, _ in owners]
-    others = pl.concat([rows.calls["owner"], rows.ranges["owner"]])
+    others = pl.concat([rows.work["owner"], rows.calls["owner"], rows.ranges["owner"]])
     count = len(others.filter(~others.is_in(used)))
     if count:
-        notes.append(Note("calls and ranges of processes that used no GPU, left out", count))
+        notes.append(Note("calls, waits and ranges of processes that used no GPU, left out", count))
 
 
 def _stated_ranks(owners: list[Owner], stated: dict[int, int]) -> dict[Owner, int | None]:
