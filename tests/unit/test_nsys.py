@@ -214,7 +214,7 @@ def test_what_is_left_out_or_mended_is_counted(tmp_path: Path) -> None:
         "device spans without a launch in the file: no unit, no phase": 2,
         "ranks that no file tells, numbered in the order of files, GPUs and processes": 1,
     }
-    assert row(trace, 0, name="cut by the end")["duration_ns"] == 0  # no range starts or ends later
+    assert row(trace, 0, name="cut by the end")["duration_ns"] == 170  # until the last kernel's end, 310
     assert row(trace, 0, name="kernel without a name")["duration_ns"] == 10
 
 
@@ -224,6 +224,20 @@ def test_tables_may_be_missing_and_cells_of_any_type(tmp_path: Path) -> None:
     assert trace.spans.select("name", "duration_ns", "launch").rows() == [("kernel without a name", 2, None)]
     trace = made(tmp_path / "t.sqlite", {"NVTX_EVENTS": [push_pop(1, 3, "alone", process=100)]})
     assert trace.spans["name"].to_list() == ["alone"]
+
+
+@pytest.mark.parametrize(("table", "end"), [("KERNEL", 400), ("RUNTIME", 500), ("NVTX", 600)])
+def test_a_range_without_an_end_lasts_until_the_recordings(tmp_path: Path, table: str, end: int) -> None:
+    content = tables(processes=(100,), gpus=(0,))
+    content["NVTX_EVENTS"].append(push_pop(140, None, "step 2", process=100))
+    if table == "NVTX":
+        content["NVTX_EVENTS"].append(push_pop(end - 10, end, "the last", process=100))
+    elif table == "RUNTIME":
+        content["CUPTI_ACTIVITY_KIND_RUNTIME"].append(call(end - 10, end, process=100, correlation=9, name=LAUNCH))
+    else:
+        content["CUPTI_ACTIVITY_KIND_KERNEL"].append(work(end - 10, end, process=100, gpu=0, demangledName=KERNEL))
+    span = row(made(tmp_path / "t.sqlite", content), 0, name="step 2")
+    assert (span["start_ns"], span["duration_ns"]) == (140, end - 140)
 
 
 def test_names_that_are_no_utf8(tmp_path: Path) -> None:

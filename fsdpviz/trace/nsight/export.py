@@ -88,12 +88,11 @@ def _rows(database: NsysDatabase, notes: list[Note]) -> _Rows:
     broken = strings["value"].str.contains("\ufffd", literal=True).sum()
     if broken:
         notes.append(Note("names with bytes that are no UTF-8, replaced", int(broken)))
-    return _Rows(
-        _checked(_work(database, strings), "GPU rows", notes),
-        _checked(_calls(database, strings), "CUDA calls", notes),
-        _checked(_ranges(database, strings, notes), "NVTX ranges", notes),
-        _thread_names(database, strings),
-    )
+    work = _checked(_work(database, strings), "GPU rows", notes)
+    calls = _checked(_calls(database, strings), "CUDA calls", notes)
+    ends = [frame.select(pl.col("start_ns") + pl.col("duration_ns")).to_series().max() for frame in (work, calls)]
+    ranges = _checked(_ranges(database, strings, ends, notes), "NVTX ranges", notes)
+    return _Rows(work, calls, ranges, _thread_names(database, strings))
 
 
 def _work(database: NsysDatabase, strings: pl.DataFrame) -> pl.DataFrame:
@@ -163,7 +162,8 @@ def _calls(database: NsysDatabase, strings: pl.DataFrame) -> pl.DataFrame:
     return _of_thread(calls, names.call_name, names.call_category, pl.col("correlationId"))
 
 
-def _ranges(database: NsysDatabase, strings: pl.DataFrame, notes: list[Note]) -> pl.DataFrame:
+def _ranges(database: NsysDatabase, strings: pl.DataFrame, ends: list[Any], notes: list[Note]) -> pl.DataFrame:
+    """``ends``: of all that the other tables hold. A range without an end lasts as long as the recording."""
     columns = {**_TIMES, "eventType": _I, "globalTid": _I, "textId": _I, "text": _S}
     events = _named(database.read("NVTX_EVENTS", columns), "textId", strings)
     kind = pl.col("eventType")
@@ -172,11 +172,11 @@ def _ranges(database: NsysDatabase, strings: pl.DataFrame, notes: list[Note]) ->
         marks = len(left_out.filter(kind.is_in(_MARKS)))
         notes.append(Note("NVTX marks and other events without a duration, left out", len(left_out), f"{marks} marks"))
     ranges = events.filter(kind.is_in(_RANGES)).with_columns(text=pl.coalesce("text", "textId_text"))
-    latest = ranges.select(pl.max_horizontal(pl.col("start").max(), pl.col("end").max())).item()
+    ends = [time for time in (*ends, ranges["start"].max(), ranges["end"].max()) if time is not None]
     is_open = ranges["end"].is_null() & ranges["start"].is_not_null()
     if is_open.any():
         notes.append(Note("NVTX ranges that the recording's end cut, ended there", int(is_open.sum())))
-    ranges = ranges.with_columns(end=pl.coalesce("end", pl.lit(latest, _I)))
+    ranges = ranges.with_columns(end=pl.coalesce("end", pl.lit(max(ends, default=None), _I)))
     return _of_thread(ranges, names.range_name, names.range_category, pl.lit(None, _I))
 
 
