@@ -240,6 +240,30 @@ def test_a_range_without_an_end_lasts_until_the_recordings(tmp_path: Path, table
     assert (span["start_ns"], span["duration_ns"]) == (140, end - 140)
 
 
+def test_times_that_no_clock_tells_are_left_out(tmp_path: Path) -> None:
+    most = 2**63 - 1
+    content = tables(processes=(100,), gpus=(0,))
+    content["CUPTI_ACTIVITY_KIND_KERNEL"] += [
+        work(start, end, process=100, gpu=0, demangledName=99)
+        for start, end in ((most - 10, most - 1), (-most, most), (-(2**61) - 1, 9), (9, 2**61 + 1), (2**62, -most))
+    ]
+    content["CUPTI_ACTIVITY_KIND_RUNTIME"].append(call(most - 9, most, process=100, correlation=9, name=LAUNCH))
+    content["NVTX_EVENTS"] += [
+        push_pop(-most, -most + 1, "long ago", process=100),
+        push_pop(most - 1, most, "late", process=100),
+        push_pop(140, None, "step 2", process=100),
+    ]
+    trace = made(tmp_path / "t.sqlite", content)
+    left_out = {note.what: note.count for note in trace.notes if "no clock" in note.what}
+    assert left_out == {
+        "GPU rows with a time that no clock tells, left out": 5,
+        "CUDA calls with a time that no clock tells, left out": 1,
+        "NVTX ranges with a time that no clock tells, left out": 2,
+    }
+    assert len(trace.spans) == 8  # seven of the process, and the step, which ends with the kernel
+    assert row(trace, 0, name="step 2")["duration_ns"] == 10
+
+
 def test_names_that_are_no_utf8(tmp_path: Path) -> None:
     path = write_export(tmp_path / "t.sqlite", tables(processes=(100,), gpus=(0,)), STRINGS)
     with sqlite3.connect(path) as connection:

@@ -41,6 +41,7 @@ _ROW: dict[str, Any] = {**EVENT_SCHEMA, "owner": _I, "device": _I}
 _NO_STREAM = 2**32 - 1  # CUPTI's word for a wait that is of no stream
 _RANGES = (59, 60, 70, 71)  # push/pop and start/end, of ENUM_NSYS_EVENT_TYPE; 70 and 71 with wide characters
 _MARKS = (34, 65)
+_LATEST = 2**61  # ns, 73 years, as in Kineto's files: the span of two such times still fits
 _NAMES_SOMETHING = (33, 39, 64, 72, 73, 74, 75, 76, 97, 98, 99)
 
 Owner = tuple[int, int]  # process, GPU; GPU −1 for a recording without any
@@ -172,11 +173,12 @@ def _ranges(database: NsysDatabase, strings: pl.DataFrame, ends: list[Any], note
         marks = len(left_out.filter(kind.is_in(_MARKS)))
         notes.append(Note("NVTX marks and other events without a duration, left out", len(left_out), f"{marks} marks"))
     ranges = events.filter(kind.is_in(_RANGES)).with_columns(text=pl.coalesce("text", "textId_text"))
-    ends = [time for time in (*ends, ranges["start"].max(), ranges["end"].max()) if time is not None]
+    times = pl.concat([pl.Series(ends, dtype=_I), ranges["start"], ranges["end"]])
+    latest = times.filter(times.is_between(-_LATEST, _LATEST)).max()
     is_open = ranges["end"].is_null() & ranges["start"].is_not_null()
     if is_open.any():
         notes.append(Note("NVTX ranges that the recording's end cut, ended there", int(is_open.sum())))
-    ranges = ranges.with_columns(end=pl.coalesce("end", pl.lit(max(ends, default=None), _I)))
+    ranges = ranges.with_columns(end=pl.coalesce("end", pl.lit(latest, _I)))
     return _of_thread(ranges, names.range_name, names.range_category, pl.lit(None, _I))
 
 
@@ -226,12 +228,17 @@ def _spelled(frame: pl.DataFrame, columns: list[str], spell: Any, *more: Any) ->
 
 
 def _checked(frame: pl.DataFrame, what: str, notes: list[Note]) -> pl.DataFrame:
-    """Rows with a time, a process and a length that is not negative; the rest is noted."""
+    """Rows with a time within bounds, a process and a length that is not negative; the rest is noted."""
     lost = frame.filter(pl.col("start_ns").is_null() | pl.col("owner").is_null())
     frame = frame.filter(pl.col("start_ns").is_not_null() & pl.col("owner").is_not_null())
+    # where end − start wrapped around 64 bits, adding the start wraps back: this is the end as it was written
+    end = pl.col("start_ns") + pl.col("duration_ns").fill_null(0)
+    is_in = pl.col("start_ns").is_between(-_LATEST, _LATEST) & end.is_between(-_LATEST, _LATEST)
+    beyond, frame = frame.filter(~is_in), frame.filter(is_in)
     odd = frame.filter((pl.col("duration_ns") < 0) | pl.col("duration_ns").is_null())
     for text, rows in (
         ("without a start or a process, left out", lost),
+        ("with a time that no clock tells, left out", beyond),
         ("that do not end after they start, taken as 0 long", odd),
     ):
         if len(rows):
