@@ -295,6 +295,42 @@ def test_names() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("aten::mm, op_id = 7", "aten::mm"),
+        ("aten::mm, seq = 3, op_id = 7, sizes = [[1, 2]], input_op_ids = [(6,0)]", "aten::mm"),
+        ("aten::mm, seq = 3", "aten::mm"),
+        ("aten::mm, seq = 3, sizes = [[1, 2], []]", "aten::mm"),
+        ("mul, op_id = 7", "mul"),
+        ("AddmmBackward0, seq = 12", "AddmmBackward0"),
+        ("AddmmBackward, seq = 12, sizes = [[1]]", "AddmmBackward"),
+        ("RegisterPostBackwardFunction, seq = 12, op_id = 9", "RegisterPostBackwardFunction"),
+        (
+            "autograd::engine::evaluate_function: M, seq = 1",
+            "autograd::engine::evaluate_function: M",
+        ),
+    ],
+)
+def test_names_of_operators_lose_the_tail(text: str, name: str) -> None:
+    assert (range_name(text), range_category(text)) == (name, "cpu_op")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "prefill, seq = 4096, bs = 2",
+        "attention, seq = 4096",
+        "train, seq = 5",
+        "aten::mm, seq = 3, bs = 2",
+        "Backward, seq = 4096, bs = 2",
+        "step 3, op_id = many",
+    ],
+)
+def test_names_of_a_persons_ranges_stay_whole(text: str) -> None:
+    assert (range_name(text), range_category(text)) == (text, "user_annotation")
+
+
+@pytest.mark.parametrize(
     ("statements", "cause"),
     [
         (["CREATE TABLE t (a)"], "no export of Nsight Systems"),

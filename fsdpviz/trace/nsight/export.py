@@ -4,7 +4,8 @@ Kernels, copies, memsets and synchronizations become spans of their streams; CUD
 their threads, joined by correlation id. Times are nanoseconds of the session's own clock, as they are.
 
 ``torch.autograd.profiler.emit_nvtx`` writes operators as ``aten::mm, op_id = 7``, with ``seq`` and ``sizes`` where
-asked. That tail is cut, so that one operator has one name; it is the only thing that is not kept.
+asked. That tail is cut, so that one operator has one name; it is the only thing that is not kept. A range of a person's
+keeps its name whole (``prefill, seq = 4096``).
 """
 
 from __future__ import annotations

@@ -36,8 +36,11 @@ _RANGE_OF_A_PERSON = re.compile(
     r"^(?:FSDP::|fsdpviz::|nccl:|nccl[A-Z]|gloo:|ProfilerStep|Optimizer\.|DistributedDataParallel\.|FullyShardedData"
     r"|enumerate\(|##|(?i:train|step|iter))"
 )
-# what emit_nvtx writes behind an operator's name, always with op_id in newer versions, with seq in older ones
-_TAIL = re.compile(r", (?:op_id|seq) = \d+(?:,.*)?$", re.DOTALL)
+# what emit_nvtx writes behind an operator's name: always with op_id in newer versions, with seq alone in older ones,
+# where a person's `prefill, seq = 4096` looks the same and the name in front must tell
+_TAIL = re.compile(r", (?:seq = \d+, )?op_id = \d+(?:,.*)?$", re.DOTALL)
+_OLD_TAIL = re.compile(r", seq = \d+(?:, sizes = .*)?$", re.DOTALL)
+_OPERATOR = re.compile(r"\w+Backward\d*|(?:\w+::)+\w.*", re.DOTALL)
 _VERSION = re.compile(r"_v\d+$")
 
 
@@ -69,10 +72,17 @@ def call_category(name: str) -> str:
 
 def range_name(text: str) -> str:
     """The operator's or the range's own name, without the tail of ``emit_nvtx``."""
-    return _TAIL.sub("", text)
+    tail = _tail_of(text)
+    return text[: tail.start()] if tail else text
 
 
 def range_category(text: str) -> str:
     """``cpu_op`` for what ``emit_nvtx`` wrote for an operator, ``user_annotation`` for a range of a person's."""
-    is_operator = _TAIL.search(text) is not None and _RANGE_OF_A_PERSON.match(text) is None
+    is_operator = _tail_of(text) is not None and _RANGE_OF_A_PERSON.match(text) is None
     return "cpu_op" if is_operator else "user_annotation"
+
+
+def _tail_of(text: str) -> re.Match[str] | None:
+    if (tail := _TAIL.search(text)) or not (tail := _OLD_TAIL.search(text)):
+        return tail
+    return tail if _OPERATOR.fullmatch(text, 0, tail.start()) else None
