@@ -115,6 +115,40 @@ def test_one_process_is_the_rank_that_the_name_tells(tmp_path: Path, name: str, 
     assert made(tmp_path / name, tables(processes=(100,), gpus=(4,))).ranks == [rank]
 
 
+def said(*ranks: tuple[int, int]) -> dict[str, list[dict]]:
+    """One process, and what NCCL says of its communicators: (rank, number of ranks)."""
+    content = tables(processes=(100,), gpus=(4,))
+    for rank, world in ranks:
+        payload = f'{{"No. of ranks": {world}, "Rank": {rank}}}'
+        content["NVTX_EVENTS"].append(push_pop(1, 2, "ncclAllReduce", process=100, jsonText=payload))
+    return content
+
+
+@pytest.mark.parametrize(
+    ("name", "rank", "is_noted"),
+    [
+        ("rank5.sqlite", 5, True),  # rank 1 of a part of the job
+        ("rank1.sqlite", 1, False),
+        ("report.sqlite", 1, False),
+        ("report_7.sqlite", 1, False),  # a number that may count anything
+        ("local_rank5.sqlite", 1, False),
+    ],
+)
+def test_a_name_that_says_rank_outdoes_the_ranks_of_a_communicator(
+    tmp_path: Path, name: str, rank: int, *, is_noted: bool
+) -> None:
+    trace = made(tmp_path / name, said((1, 2)))
+    assert trace.ranks == [rank]
+    assert any(note.what.startswith("ranks taken from the file's name") for note in trace.notes) == is_noted
+
+
+def test_equally_large_communicators_that_say_two_ranks_tell_none(tmp_path: Path) -> None:
+    trace = made(tmp_path / "t.sqlite", said((1, 2), (0, 2)))
+    assert trace.ranks == [0]
+    assert trace.notes[0].what.startswith("ranks that no file tells")
+    assert made(tmp_path / "t.sqlite", said((1, 2), (0, 2), (3, 4))).ranks == [3]
+
+
 def test_one_process_with_two_gpus(tmp_path: Path) -> None:
     """Thread 1 launches on GPU 0, thread 2 on GPU 1, thread 3 on none: it is shown with the first GPU."""
     content: dict[str, list[dict]] = {

@@ -12,7 +12,7 @@ from ...base.errors import TraceError
 from ..dumps import allocator_snapshot, flight_recorder
 from ..dumps.safe_pickle import load_pickle
 from ..files.parts import Part, tables_of
-from ..files.ranks import rank_in_name
+from ..files.ranks import rank_in_name, rank_said
 from ..files.sniff import Format, head_of
 from ..files.sources import Source
 from ..kineto.reader import read_recording
@@ -113,11 +113,24 @@ def read_source(source: Source, *, cache: bool = True, on_read: Progress = lambd
         parts = [replace(part, tables=_noted(part, change)) for part in parts]
     by_name = rank_in_name(path.name, path.absolute().parent.name)
     by_name = by_name if len(parts) == 1 else None
+    if source.format is Format.NSYS and len(parts) == 1:
+        parts = [_unless_named(parts[0], path)]
     return [replace(part, rank_by_name=by_name, short_name=path.name[-80:]) for part in parts]
 
 
 def _noted(part: Part, note: Note):
     return replace(part.tables, notes=(*part.tables.notes, note))
+
+
+def _unless_named(part: Part, path: Path) -> Part:
+    """What NCCL says in an export of one process, unless the file's name says another rank: a recording may hold only
+    communicators of a part of the job, whose ranks count from 0 too.
+    """
+    named = rank_said(path.name)
+    if part.rank is None or named is None or named == part.rank:
+        return part
+    note = Note("ranks taken from the file's name; NCCL's largest communicator says another", 1, f"rank {part.rank}")
+    return replace(part, rank=None, tables=_noted(part, note))
 
 
 def _state(path: Path) -> tuple[int, int] | None:
