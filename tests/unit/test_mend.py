@@ -71,6 +71,8 @@ MENDED = [
     (event('"<x> {"a": {"b"}, {"c"}}(5): f"'), '<x> {"a": {"b"}, {"c"}}(5): f', {QUOTES: 1}),
     (event('"L("_ind", "IMPL")(1): <module>"'), 'L("_ind", "IMPL")(1): <module>', {QUOTES: 1}),
     (event('""""One quote is left(1): f"'), '"""One quote is left(1): f', {QUOTES: 1}),
+    (event('"a"b", "id": "5"'), 'a"b', {QUOTES: 1}),
+    (event('"a"b", "cname": "good", "bp": "e"'), 'a"b', {QUOTES: 1}),
     (event('"a \\" and " b"'), 'a " and " b', {QUOTES: 1}),
     (event(more=', "Call stack": "f("a", b); g", "x": "c"'), "b", {QUOTES: 1}),
     (event(r'"C:\Users\x\torch\nn(1): f"'), r"C:\Users\x\torch\nn(1): f", {BACKSLASHES: 1}),
@@ -136,6 +138,9 @@ def test_a_collective_keeps_what_is_beside_a_damaged_description(
         event(start="soon"),
         event().replace('"tid": 2', '"tid": two'),
         event(more=', "a": "say "b", "c": "d"'),
+        event(more=', "a": "the "b", "c": 1, "d": "my "e"'),  # one text or three arguments
+        event(more=', "a": ["the "b"], "c": "my "e"'),
+        event(more=r', "a": "the b\", "c": "d"e"'),
         event(more=', "a": [1'),
         event(more=', "a": 007x:"'),
     ],

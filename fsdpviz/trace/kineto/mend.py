@@ -60,7 +60,9 @@ _BETWEEN_EVENTS = re.compile(_BETWEEN)
 _LAST_EVENT = re.compile(rb'\}\s*+(?=\]\s*+(?:\}?\s*+\Z|,\s*+"[a-zA-Z]))')
 _AFTER_EVENT = re.compile(rb"\s*+(?:[,\]{]|\Z)")
 _NAME_KEY = re.compile(rb'"name"')
-_END_OF_NAME = re.compile(rb'(")\s*+,\s*+%s|%s|%s' % (_TELLING_KEY, _TELLING_KEY, _BETWEEN))
+_AFTER_NAME = rb'"(?:ph|cat|pid|tid|ts|dur|args|id|bp|s|cname|id2|scope|tts|tdur|bind_id|flow_in|flow_out|sf)"\s*+:'
+_END_OF_NAME = re.compile(rb'(")\s*+,\s*+%s|%s|%s' % (_AFTER_NAME, _TELLING_KEY, _BETWEEN))
+_BEFORE_NEXT_KEY = re.compile(rb'\\?"[\s}\]]*+,\s*+"[^"\\]{1,%d}+"\s*+:' % _LONGEST_KEY)
 _MARK = re.compile(rb'\\["\\]|(%s|%s)|"(\s*+[,}\]])?' % (_TELLING_KEY, _BETWEEN))
 _ESCAPE = re.compile(rb'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})|(\\)')
 _TO_ESCAPE = re.compile(rb'\\(?:["\\]|u[0-9a-fA-F]{4})|(\\)|(")')
@@ -267,7 +269,9 @@ class Mender:
         return match.end(1) if match and match[1] else _ODD
 
     def _text_end(self, at: int) -> int:
-        """Behind the first quote that may be the last, with a pair or more, or none, of quotes before it."""
+        """Behind the first quote that may be the last, with a pair or more, or none, of quotes before it; before the
+        next key.
+        """
         inside = 0
         for mark in _MARK.finditer(self.text, at + 1):
             if mark[1]:
@@ -276,6 +280,8 @@ class Mender:
                 if mark[2] and inside % 2 == 0:
                     return mark.start() + 1
                 inside += 1
+            if _BEFORE_NEXT_KEY.match(self.text, mark.start()):
+                break
         return _ODD
 
 
