@@ -54,6 +54,14 @@ def test_an_entry_inside_the_operator_tells_its_group_and_number(tmp_path: Path)
     assert told(run_of(tmp_path, gathers(), entries)) == [("3", 7), ("4", 8)]
 
 
+@pytest.mark.parametrize("numbers", [{"p2p_seq_id": 4, "collective_seq_id": 9, "seq_id": 1}, {"seq_id": 4}])
+def test_point_to_point_has_numbers_of_its_own(tmp_path: Path, numbers: dict[str, int]) -> None:
+    events = [op("c10d::send", 0, 20, **SHAPES), mark("gloo:send", 5, 30, thread=200)]
+    sent = {key: value for key, value in entry(3, 0).items() if key != "collective_seq_id"}
+    sent |= {"profiling_name": "gloo:send", "is_p2p": True} | numbers
+    assert told(run_of(tmp_path, events, [sent])) == [("3", 4)]
+
+
 def test_two_entries_in_an_operator_tell_nothing(tmp_path: Path) -> None:
     assert told(run_of(tmp_path, gathers(), [entry(3, 7), entry(4, 8), entry(110, 9)])) == [(None, None), ("3", 9)]
 

@@ -30,6 +30,7 @@ from ..files.parts import Part, Role, tables_of
 from ..meaning.classify import collective_in
 from ..meaning.dtypes import ITEM_BYTES_OF, dtype_named
 from ..meaning.groups import ranks_in
+from ..meaning.recorder_join import sequence_of
 from ..table import GROUP_SCHEMA, Note
 from .whole import read_whole
 
@@ -138,7 +139,7 @@ def _collective(entry: Any, sides: _Sides) -> Collective | None:
         kind=kind,
         group=_group_name(entry),
         group_id=_text(entry.get("pg_id")),
-        sequence=_integer(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id", entry.get("seq_id"))),
+        sequence=sequence_of(entry),
         is_p2p=is_p2p,
         created_ns=created_ns,
         started_ns=_time(entry.get("time_discovered_started_ns")),

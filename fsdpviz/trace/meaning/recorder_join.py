@@ -49,19 +49,21 @@ def _entries(dump: Mapping[str, Any]) -> Iterator[tuple[int, str, int]]:
     for entry in listed if isinstance(listed, list) else ():
         if not isinstance(entry, dict):
             continue
-        time_ns, number, group = (entry.get(key) for key in ("time_created_ns", "collective_seq_id", "process_group"))
-        if (
-            isinstance(group, list)
-            and group
-            and isinstance(group[0], str)
-            and _is_number(time_ns)
-            and _is_number(number)
-        ):
+        time_ns, number, group = _count(entry.get("time_created_ns")), sequence_of(entry), entry.get("process_group")
+        if isinstance(group, list) and group and isinstance(group[0], str) and None not in (time_ns, number):
             yield time_ns, group[0], number  # type: ignore[misc]
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63
+def sequence_of(entry: Mapping[Any, Any]) -> int | None:
+    """The number of an entry among those of its group: point-to-point is counted apart; older dumps have one
+    number for both.
+    """
+    key = "p2p_seq_id" if entry.get("is_p2p") is True else "collective_seq_id"
+    return _count(entry.get(key, entry.get("seq_id")))
+
+
+def _count(value: Any) -> int | None:
+    return value if type(value) is int and 0 <= value < 2**62 else None
 
 
 def _inside_one(operators: pl.DataFrame, entries: list[tuple[int, str, int]]) -> dict[int, int]:
