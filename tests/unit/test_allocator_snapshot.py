@@ -69,6 +69,20 @@ def test_the_timeline_by_hand() -> None:
     ]
 
 
+def test_blocks_count_as_events_do_by_what_was_asked_for() -> None:
+    """Four of 4 bytes each, in blocks of 512: one from before the events, one whose free has completed."""
+    blocks = [
+        {"size": 512, "requested_size": 4, "state": "active_allocated"},
+        {"size": 512, "requested_size": 4, "state": "active_allocated"},
+        {"size": 512, "requested_size": 4, "state": "active_pending_free"},
+        {"size": 512, "requested_size": 4, "state": "inactive"},
+    ]
+    events = [event("alloc", 1, 4), event("alloc", 2, 4), event("alloc", 3, 4), event("free_completed", 4, 4)]
+    content = {"segments": [segment() | {"blocks": blocks}], "device_traces": [events]}
+    (device,) = part_of(content, "t").about["allocator"]
+    assert (device["active_bytes"], device["active_bytes_at_end"]) == ([4, 8, 12, 16, 12], 3 * 512)
+
+
 def test_devices_and_older_snapshots() -> None:
     """A bare list of segments is what torch.cuda.memory_snapshot() gives: no events, and the peak is the end."""
     content = [segment(0, (10, "active_allocated")), segment(3, (7, "active_awaiting_free"), (5, "inactive"))]
@@ -155,12 +169,13 @@ def test_a_real_snapshot() -> None:
     deltas = [
         one["size"] * (1 if one["action"] == "alloc" else -1) for one in sorted(events, key=lambda e: e["time_us"])
     ]
-    held = sum(
-        block["size"] for one in content["segments"] for block in one["blocks"] if "active" in block["state"][:6]
-    )
-    active = held - sum(deltas) + np.concatenate(([0], np.cumsum(deltas)))
+    held = [block for one in content["segments"] for block in one["blocks"] if "active" in block["state"][:6]]
+    assert not {block["address"] for block in held} & {one["addr"] for one in events}  # all are older
+    older = sum(block["requested_size"] for block in held)
+    assert device["active_bytes"][0] == older
+    active = older - sum(deltas) + np.concatenate(([0], np.cumsum(deltas)))
     assert device["active_bytes"] == active.tolist()
     assert device["peak_active_bytes"] == active.max()
     assert len(device["times_ns"]) == 1040 + 1
-    assert device["active_bytes_at_end"] == held
+    assert device["active_bytes_at_end"] == sum(block["size"] for block in held)
     assert trace.spans.filter(pl.col("kind") == "annotation").height == 3

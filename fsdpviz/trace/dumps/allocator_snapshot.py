@@ -6,6 +6,9 @@ the timeline is the state in the segments, walked back through the events. So
 
     active bytes before event i = active bytes in the segments − Σ (alloc − free_completed) over events i …
 
+Events tell what was asked for, not the block that was given for it, which is larger; so what was asked for is counted
+in the segments too, where blocks tell it (those of older snapshots do not).
+
 "Active" is what torch's memory viewer draws: memory from its allocation until its free has *completed*, which is later
 than the request where another stream still used it. Lifetimes of blocks are no spans: they overlap anyhow, by the
 ten thousand. The spans are the ranges that a user marked (``external_annotations``) and the moments of running out.
@@ -40,7 +43,7 @@ def part_of(content: Any, name: str) -> Part:
 
     ``device``, ``times_ns`` and ``active_bytes`` (from each time on; the state before the first event stands at the
     first time), ``peak_active_bytes``, ``peak_ns`` (None where there are no events), and of the segments at the end
-    ``reserved_bytes``, ``active_bytes_at_end``, ``requested_bytes_at_end`` and ``segments``.
+    ``reserved_bytes``, ``active_bytes_at_end`` (whole blocks), ``requested_bytes_at_end`` and ``segments``.
     """
     notes: list[Note] = []
     content = content if isinstance(content, dict) else {"segments": content}
@@ -79,7 +82,7 @@ def part_of(content: Any, name: str) -> Part:
 def _device(
     device: int, segments: Sequence[Mapping[str, Any]], trace: Sequence[Any], notes: list[Note]
 ) -> dict[str, Any]:
-    at_end = sum(_active_bytes(segment) for segment in segments)
+    at_end = sum(_active_bytes(segment, "requested_size") for segment in segments)
     times_ns, changes = _changes(trace, notes)
     after = at_end - (changes[::-1].cumsum()[::-1] - changes)  # of each event
     before = at_end - int(changes.sum())
@@ -94,7 +97,7 @@ def _device(
         "peak_active_bytes": int(active.max()) if len(active) else at_end,
         "peak_ns": int(times[active.argmax()]) if len(active) else None,
         "reserved_bytes": sum(_bytes(segment.get("total_size")) for segment in segments),
-        "active_bytes_at_end": at_end,
+        "active_bytes_at_end": sum(_active_bytes(segment, "size") for segment in segments),
         "requested_bytes_at_end": sum(_bytes(segment.get("requested_size")) for segment in segments),
         "segments": len(segments),
     }
@@ -123,12 +126,13 @@ def _changes(trace: Sequence[Any], notes: list[Note]) -> tuple[np.ndarray, np.nd
     return np.array(times, np.int64)[order], np.array(changes, np.int64)[order]
 
 
-def _active_bytes(segment: Mapping[str, Any]) -> int:
+def _active_bytes(segment: Mapping[str, Any], measure: str) -> int:
+    """Of the blocks in use; ``measure`` is the blocks' key for it, and their size stands in where it is missing."""
     blocks = segment.get("blocks")
     if not isinstance(blocks, list):
         return _bytes(segment.get("active_size"))
     held = (block for block in blocks if isinstance(block, dict) and block.get("state") in _HELD)
-    return sum(_bytes(block.get("size")) for block in held)
+    return sum(_bytes(block.get(measure, block.get("size"))) for block in held)
 
 
 # -- spans
