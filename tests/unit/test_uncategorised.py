@@ -102,6 +102,23 @@ def test_a_stream_without_categories_beside_one_with_them(tmp_path: Path) -> Non
     assert not trace.validate()["breakdown"].is_supported
 
 
+@pytest.mark.parametrize(("process", "thread"), [("100", "Communication"), ("Communication", 1)])
+@pytest.mark.parametrize("has_device", [True, False])
+def test_a_host_that_communicates_is_no_device(tmp_path: Path, process: str, thread: Any, has_device: bool) -> None:
+    """A thread of that name never is; a process is where no device has categories."""
+    work = launched("kernel", "gemm", 0, 10, 5, correlation=1) if has_device else [op("aten::mm", 0, 9)]
+    trace = opened(tmp_path, [*work, bare(process, thread, "fwd", 20, 5)])
+    is_device = process == "Communication" and not has_device
+    assert notes(trace)[UNREAD_DEVICE if is_device else UNCATEGORISED] == (1, "fwd")
+    assert trace.validate()["breakdown"].is_supported is not is_device
+
+
+def test_functions_of_a_language_are_no_device_s(tmp_path: Path) -> None:
+    trace = opened(tmp_path, [op("aten::mm", 0, 9), bare("Python functions", 1, "forward", 0, 9)])
+    assert dict(kinds(trace))["forward"] == "host"
+    assert notes(trace) == {UNCATEGORISED: (1, "forward")}
+
+
 @pytest.mark.parametrize("category", [None, ""])
 def test_other_spans_are_the_host_s_and_counted(tmp_path: Path, category: str | None) -> None:
     events = [mark("ProfilerStep#1", 0, 50), op("aten::mm", 1, 5), {**bare(1, 1, "of mine", 3, 1), "cat": category}]

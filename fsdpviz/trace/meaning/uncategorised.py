@@ -17,14 +17,19 @@ import numpy as np
 from ..kineto.columns import Coded
 from ..kineto.reader import Recording
 from ..table import UNCATEGORISED, UNREAD_DEVICE, Note
+from .classify import DEVICE_CATEGORIES
 
-_OF_HOST, _OF_DEVICE = re.compile(r"CPU functions$"), re.compile(r"[A-Z]\w{1,20} functions$")
+_OF_HOST = re.compile(r"CPU functions$")
+_OF_DEVICE = re.compile(
+    r"(?:CUDA|HIP|ROCm|GPU|XPU|NPU|HPU|MLU|MPS|MTIA|MUSA|GCU|IPU|PrivateUse(?:1|One)) functions$", re.IGNORECASE
+)
 _TOLD = "spans without a category, taken for what their process is called"
 _COPY, _FILL = re.compile(r"memcpy", re.IGNORECASE), re.compile(r"memset", re.IGNORECASE)
 _NAMES_A_DEVICE = re.compile(
-    r"stream\W{0,2}\d|(?:GPU|NPU|XPU|HPU|MLU)\W{0,2}\d|Ascend Hardware|/device:(?!CPU)|HCCL|Communication\b",
-    re.IGNORECASE,
+    r"stream\W{0,2}\d|(?:GPU|NPU|XPU|HPU|MLU)\W{0,2}\d|Ascend Hardware|/device:(?!CPU)", re.IGNORECASE
 )
+# a process of a device's collectives, where none of a device's spans has a category; a host's, where some have
+_NAMES_COMMUNICATION = re.compile(r"HCCL|Communication\b", re.IGNORECASE)
 
 
 def with_categories(recording: Recording) -> Recording:
@@ -72,10 +77,24 @@ def _is_on_device(recording: Recording, rows: np.ndarray) -> np.ndarray:
     process, thread = recording.codes["process"], recording.codes["thread"]
     several = len(thread.values)
     lanes, which = np.unique(process.codes[rows].astype(np.int64) * several + thread.codes[rows], return_inverse=True)
-    pairs = ((process.values[lane // several], thread.values[lane % several]) for lane in lanes.tolist())
-    return np.array([any(map(_NAMES_A_DEVICE.match, _names(recording, *pair))) for pair in pairs], bool)[which]
+    pairs = [(process.values[lane // several], thread.values[lane % several]) for lane in lanes.tolist()]
+    is_device = [any(map(_NAMES_A_DEVICE.match, _names(recording, *pair))) for pair in pairs]
+    if not _has_device(recording):
+        for place, (one, _) in enumerate(pairs):
+            is_device[place] |= any(map(_NAMES_COMMUNICATION.match, _process_names(recording, one)))
+    return np.array(is_device, bool)[which]
+
+
+def _has_device(recording: Recording) -> bool:
+    """Whether a device's spans have categories."""
+    category = recording.codes["category"]
+    is_device = np.array([value in DEVICE_CATEGORIES for value in category.values], bool)
+    return bool(is_device[category.codes].any())
 
 
 def _names(recording: Recording, process: str, thread: str) -> tuple[str, ...]:
-    processes = recording.process_names.get(process, ""), recording.process_labels.get(process, "")
-    return process, thread, *processes, recording.thread_names.get((process, thread), "")
+    return *_process_names(recording, process), thread, recording.thread_names.get((process, thread), "")
+
+
+def _process_names(recording: Recording, process: str) -> tuple[str, ...]:
+    return process, recording.process_names.get(process, ""), recording.process_labels.get(process, "")
