@@ -349,6 +349,18 @@ def test_what_is_no_trace_says_so_in_one_line(tmp_path: Path, content: bytes, ca
     assert "\n" not in message
 
 
+@pytest.mark.parametrize(
+    ("is_packed", "cause"), [(False, r"\(JSON is malformed"), (True, r"\(damaged gzip, cut short\)")]
+)
+def test_only_a_damaged_gzip_is_called_one(tmp_path: Path, is_packed: bool, cause: str) -> None:
+    """Where no event is whole, and more of them than are read at once."""
+    damaged = b"[" + b",".join(b'{"ph": "X", "name": "a", "ts": %dx}' % ts for ts in range(50_000))
+    path = tmp_path / "t.json"
+    path.write_bytes(gzip.compress(damaged)[:-20] if is_packed else damaged + b"]")
+    with pytest.raises(TraceError, match=cause):
+        read_recording(path)
+
+
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="no such file"):
         read_recording(tmp_path / "absent.json")

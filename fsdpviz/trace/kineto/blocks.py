@@ -19,6 +19,7 @@ from ..reading.progress import Progress
 from ..table import Note
 
 BLOCK_BYTES = 512 << 10  # its events take about three times as much, and are gone before the next are made
+CUT_GZIP = "gzip stream that ends too early; what is whole was read"
 
 Item = TypeVar("Item")
 
@@ -58,7 +59,7 @@ def _unpacked(path: Path, file: BinaryIO, packed_bytes: int, notes: list[Note]) 
     except (EOFError, GZIP_ERROR) as error:
         if not unpacked_bytes:
             raise TraceError(f"{path} is a damaged gzip file, and nothing in it is whole: {error}") from error
-        notes.append(Note("gzip stream that ends too early; what is whole was read", 1, str(error)))
+        notes.append(Note(CUT_GZIP, 1, str(error)))
 
 
 def _members(file: BinaryIO, step_bytes: int) -> Iterator[bytes]:

@@ -20,6 +20,7 @@ import msgspec
 from ...base.errors import TraceError
 from ..files.sniff import EVENTS
 from ..table import Note
+from .blocks import CUT_GZIP
 from .event import EVENT, event_of
 from .header import File, header_in, header_of, pieces_in
 from .repair import clean, nesting, refuse_other_formats
@@ -264,7 +265,8 @@ class EventReader:
         except msgspec.DecodeError as error:
             salvaged = salvage(text)
             if salvaged is None or not (salvaged[0] or self._has_events):
-                cause = "damaged gzip, cut short" if self._notes else str(error)[:80]
+                is_cut = any(note.what == CUT_GZIP for note in self._notes)
+                cause = "damaged gzip, cut short" if is_cut else str(error)[:80]
                 raise TraceError(f"{self.path} is not a trace: no whole event is in it ({cause})") from error
             texts, header, more = salvaged
             self.header |= header
