@@ -45,6 +45,10 @@ class Coded:
         values = column.unique(maintain_order=True)
         return cls(column.cast(pl.Enum(values)).to_physical().cast(pl.Int32).to_numpy(), values.to_list())
 
+    def where(self, decides: Callable[[str], bool]) -> np.ndarray:
+        """Which rows have a text that the function says yes to (bool); it is asked once a distinct text."""
+        return np.fromiter(map(decides, self.values), bool, len(self.values))[self.codes]
+
     def only(self, rows: np.ndarray) -> Coded:
         """The same of these rows, without the texts that they do not have."""
         codes, first, which = np.unique(self.codes[rows], return_index=True, return_inverse=True)

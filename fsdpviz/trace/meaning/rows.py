@@ -70,7 +70,7 @@ class Rows:
     def in_categories(self, wanted: Iterable[str] | Callable[[str], bool]) -> np.ndarray:
         """Which rows have one of these categories, or one that the function says yes to (bool)."""
         decides = wanted if callable(wanted) else frozenset(wanted).__contains__
-        return _by_code(self.category, decides)
+        return self.category.where(decides)
 
     def named(self, pattern: re.Pattern[str]) -> np.ndarray:
         """Which rows have a name that MARKED and the pattern match from its start (bool)."""
@@ -148,10 +148,6 @@ class Rows:
         """By lane, which process it is of."""
         number = {process: at for at, process in enumerate(dict.fromkeys(self.processes))}
         return np.array([number[process] for process in self.processes])
-
-
-def _by_code(column: Coded, decides: Callable[[str], bool]) -> np.ndarray:
-    return np.fromiter(map(decides, column.values), bool, len(column.values))[column.codes]
 
 
 def _distinct(values: np.ndarray, bound: int) -> tuple[np.ndarray, np.ndarray]:

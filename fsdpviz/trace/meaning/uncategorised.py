@@ -38,7 +38,10 @@ def with_categories(recording: Recording) -> Recording:
     if "" not in category.values:
         return recording
     rows = (category.codes == category.values.index("")).nonzero()[0]
-    is_host, is_device = (_called(process, rows, pattern) for pattern in (_OF_HOST, _OF_DEVICE))
+    is_host, is_device = (
+        process.where(lambda text, pattern=pattern: pattern.match(text) is not None)[rows]
+        for pattern in (_OF_HOST, _OF_DEVICE)
+    )
     host, device, rest = rows[is_host], rows[is_device & ~is_host], rows[~is_device & ~is_host]
     code_of = {text: code for code, text in enumerate(category.values)}
     codes = category.codes.copy()
@@ -63,11 +66,6 @@ def with_categories(recording: Recording) -> Recording:
     )
 
 
-def _called(process: Coded, rows: np.ndarray, pattern: re.Pattern[str]) -> np.ndarray:
-    is_called = np.array([pattern.match(text) is not None for text in process.values], bool)
-    return is_called[process.codes[rows]]
-
-
 def _on_device(name: str) -> str:
     return "gpu_memcpy" if _COPY.search(name) else "gpu_memset" if _FILL.search(name) else "kernel"
 
@@ -79,17 +77,10 @@ def _is_on_device(recording: Recording, rows: np.ndarray) -> np.ndarray:
     lanes, which = np.unique(process.codes[rows].astype(np.int64) * several + thread.codes[rows], return_inverse=True)
     pairs = [(process.values[lane // several], thread.values[lane % several]) for lane in lanes.tolist()]
     is_device = [any(map(_NAMES_A_DEVICE.match, _names(recording, *pair))) for pair in pairs]
-    if not _has_device(recording):
+    if not recording.codes["category"].where(DEVICE_CATEGORIES.__contains__).any():
         for place, (one, _) in enumerate(pairs):
             is_device[place] |= any(map(_NAMES_COMMUNICATION.match, _process_names(recording, one)))
     return np.array(is_device, bool)[which]
-
-
-def _has_device(recording: Recording) -> bool:
-    """Whether a device's spans have categories."""
-    category = recording.codes["category"]
-    is_device = np.array([value in DEVICE_CATEGORIES for value in category.values], bool)
-    return bool(is_device[category.codes].any())
 
 
 def _names(recording: Recording, process: str, thread: str) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -124,21 +124,18 @@ def taken_apart(recording: Recording) -> list[Ranked]:
 
 
 def _hosts(recording: Recording) -> list[int]:
-    calls = _rows_of(recording, is_call).nonzero()[0]
+    calls = recording.codes["category"].where(is_call).nonzero()[0]
     if len(calls := calls[recording.numbers["correlation"][calls] != NO_NUMBER]):
         return _processes(recording, calls)
-    if (devices := _rows_of(recording, DEVICE_CATEGORIES.__contains__)).any():
-        return _processes(recording, devices)
-    if len(_processes(recording, _rows_of(recording, _OF_HOST.__contains__))) < 2:
+    if devices := _devices(recording):
+        return devices
+    if len(_processes(recording, recording.codes["category"].where(_OF_HOST.__contains__))) < 2:
         return []
-    names = recording.codes["name"]
-    meets = np.fromiter((_MEETS.match(name) is not None for name in names.values), bool, len(names.values))
-    return _processes(recording, meets[names.codes])
+    return _processes(recording, recording.codes["name"].where(lambda name: _MEETS.match(name) is not None))
 
 
-def _rows_of(recording: Recording, decides: Callable[[str], bool]) -> np.ndarray:
-    category = recording.codes["category"]
-    return np.fromiter(map(decides, category.values), bool, len(category.values))[category.codes]
+def _devices(recording: Recording) -> list[int]:
+    return _processes(recording, recording.codes["category"].where(DEVICE_CATEGORIES.__contains__))
 
 
 def _processes(recording: Recording, rows: np.ndarray) -> list[int]:
@@ -150,8 +147,8 @@ def _processes(recording: Recording, rows: np.ndarray) -> list[int]:
 
 def _work(recording: Recording, hosts: list[int]) -> _Work:
     numbers, process = recording.numbers, recording.codes["process"].codes.astype(np.int64)
-    device = _rows_of(recording, DEVICE_CATEGORIES.__contains__).nonzero()[0]
-    calls = (_rows_of(recording, is_call) & (numbers["correlation"] != NO_NUMBER)).nonzero()[0]
+    device = recording.codes["category"].where(DEVICE_CATEGORIES.__contains__).nonzero()[0]
+    calls = (recording.codes["category"].where(is_call) & (numbers["correlation"] != NO_NUMBER)).nonzero()[0]
     devices = np.unique(process[device]).tolist()
     if not len(device) or not len(calls):
         return _Work(hosts, devices, [])
@@ -193,8 +190,12 @@ def _labelled(recording: Recording, labels: Mapping[int, _Label]) -> list[list[i
     """
     if len({label.text for label in labels.values()}) < 2:
         return []
-    devices = {*_processes(recording, _rows_of(recording, DEVICE_CATEGORIES.__contains__))}
-    hosts = {*_processes(recording, _rows_of(recording, lambda category: category in _OF_HOST or is_call(category)))}
+    devices = {*_devices(recording)}
+    hosts = {
+        *_processes(
+            recording, recording.codes["category"].where(lambda category: category in _OF_HOST or is_call(category))
+        )
+    }
     if not labels.keys() >= hosts | devices:
         return []
     of_label: defaultdict[str, list[int]] = defaultdict(list)
@@ -259,7 +260,7 @@ def _ranks(recording: Recording, groups: list[list[int]], labels: Mapping[int, _
     bounds = np.searchsorted(group_of[by_group], np.arange(len(groups) + 1))
     what = "ranks of a merged file, taken apart by their processes"
     notes = [*recording.notes, Note(what, len(groups), _called(recording, groups[order[0]]))]
-    is_others = is_other[recording.codes["process"].codes] & _rows_of(recording, _OF_HOST.__contains__)
+    is_others = is_other[recording.codes["process"].codes] & recording.codes["category"].where(_OF_HOST.__contains__)
     if count := int(is_others.sum()):
         what = "spans of processes that nothing joins to a rank, shown with the first"
         notes.append(Note(what, count, _called(recording, _processes(recording, is_others))))
@@ -291,7 +292,7 @@ def _header(header: Mapping[str, Any], rank: int | None) -> dict[str, Any]:
 def _places(recording: Recording, groups: list[list[int]]) -> list[int]:
     """What the groups are sorted by: the numbers of their devices where all have one, else their first spans."""
     names = recording.codes["process"].values
-    devices = {*_processes(recording, _rows_of(recording, DEVICE_CATEGORIES.__contains__))}
+    devices = {*_devices(recording)}
     texts = [[names[code] for code in codes if code in devices] for codes in groups]
     if all(of_group and all(_NUMBER.match(text) for text in of_group) for of_group in texts):
         return [min(map(int, of_group)) for of_group in texts]
