@@ -151,25 +151,24 @@ class ColumnBuilder:
             of_kind = [event for event in events if type(event) is kind]
             if kind is Metadata:
                 self.has_any_event = True
-                self._name_threads(of_kind)
-                self._name_processes(of_kind)
+                self._name_threads_and_processes(of_kind)
             else:
                 self._count(kind, of_kind)
 
-    def _name_threads(self, events: Iterable[Metadata]) -> None:
+    def _name_threads_and_processes(self, events: Iterable[Metadata]) -> None:
+        """A thread is named twice when it was renamed: the first name is the one it works under. A script that merges
+        files names a process anew, behind the profiler's own name: the last name is taken.
+        """
         for event in events:
-            if event.name == "thread_name" and event.args and isinstance(event.args.name, str):
-                # a thread is named twice when it was renamed; the first name is the one it works under
-                thread = (text_of(event.pid) or "", text_of(event.tid) or "")
-                self.thread_names.setdefault(thread, event.args.name.strip())
-
-    def _name_processes(self, events: Iterable[Metadata]) -> None:
-        """A script that merges files names a process anew, behind the profiler's own name: the last name is taken."""
-        for event in events:
-            if event.args and event.name == "process_name" and isinstance(event.args.name, str):
-                self.process_names[text_of(event.pid) or ""] = event.args.name.strip()
-            elif event.args and event.name == "process_labels" and isinstance(event.args.labels, str):
-                self.process_labels[text_of(event.pid) or ""] = event.args.labels.strip()
+            if event.args is None:
+                continue
+            name, labels, process = event.args.name, event.args.labels, text_of(event.pid) or ""
+            if event.name == "thread_name" and isinstance(name, str):
+                self.thread_names.setdefault((process, text_of(event.tid) or ""), name.strip())
+            elif event.name == "process_name" and isinstance(name, str):
+                self.process_names[process] = name.strip()
+            elif event.name == "process_labels" and isinstance(labels, str):
+                self.process_labels[process] = labels.strip()
 
     def _count(self, kind: type, events: Sequence[Any]) -> None:
         for event in events:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Mapping
 
 import numpy as np
@@ -11,7 +11,7 @@ import polars as pl
 
 from ...base.kinds import COMPUTATION, WORK, Kind
 from ..kineto.reader import Recording
-from ..table import LANE_SCHEMA, frame_of
+from ..table import LANE_SCHEMA
 from . import gloo
 from .attribute import COUNTED_STEP
 from .codes import is_among
@@ -67,32 +67,20 @@ def lane_table(
         "has_work": _WORKS[kind],
         "has_ranges": _IS_RANGE[kind],
     }
-    held = np.logical_or.reduceat(np.array([*marks.values()]), first, axis=1).tolist()
-    compute_ns = np.add.reduceat(np.where(_COMPUTES[kind], rows.duration_ns, 0), first)
-    columns = {
-        "lane": list(range(count)),
-        "process": rows.processes,
-        "thread": rows.threads,
-        **dict(zip(marks, held, strict=True)),
-        "compute_ns": compute_ns.tolist(),
-    }
-    lanes = [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
-    called = _names(lanes, recording, main, names)
+    held = np.logical_or.reduceat(np.array([*marks.values()]), first, axis=1).T.tolist()
+    compute_ns = np.add.reduceat(np.where(_COMPUTES[kind], rows.duration_ns, 0), first).tolist()
+    lanes = [
+        {"rank": rank, "lane": lane, "process": process, "thread": thread, "compute_ns": ns}
+        | dict(zip(marks, of_lane, strict=True))
+        for lane, (process, thread, ns, of_lane) in enumerate(
+            zip(rows.processes, rows.threads, compute_ns, held, strict=True)
+        )
+    ]
+    _name_each(lanes, recording, main, names)
     primary = max(lanes, key=lambda row: (row["compute_ns"], row["lane"] == main))["lane"] if lanes else -1
-    order = sorted(lanes, key=lambda row: _order(row, primary, main))
-    place = {row["lane"]: index for index, row in enumerate(order)}
-    return frame_of(
-        LANE_SCHEMA,
-        {
-            "rank": [rank] * count,
-            "lane": columns["lane"],
-            "name": [called[lane] for lane in columns["lane"]],
-            "is_device": columns["is_device"],
-            "process": rows.processes,
-            "thread": rows.threads,
-            "sort": [place[lane] for lane in columns["lane"]],
-        },
-    )
+    for place, row in enumerate(sorted(lanes, key=lambda row: _order(row, primary, main))):
+        row["sort"] = place
+    return pl.DataFrame(lanes, schema=LANE_SCHEMA)
 
 
 def _order(row: dict, primary: int, main: int) -> tuple:
@@ -116,17 +104,18 @@ def _order(row: dict, primary: int, main: int) -> tuple:
     )
 
 
-def _names(rows: list[dict], recording: Recording, main: int, given: Mapping[str, str]) -> dict[int, str]:
-    devices = {row["process"] for row in rows if row["is_device"]}
-    called = {row["lane"]: _name(row, recording, main, given, len(devices) > 1) for row in rows}
-    often = Counter(called.values())
-    nth: Counter[str] = Counter()
-    for row in sorted(rows, key=lambda row: (len(row["thread"]), row["thread"], row["lane"])):
-        name = called[row["lane"]]
-        if often[name] > 1:
-            nth[name] += 1
-            called[row["lane"]] = f"{name} {nth[name]}"
-    return called
+def _name_each(lanes: list[dict], recording: Recording, main: int, given: Mapping[str, str]) -> None:
+    """Adds what each is called; lanes that would be called alike are numbered by their threads."""
+    devices = {row["process"] for row in lanes if row["is_device"]}
+    alike: defaultdict[str, list[dict]] = defaultdict(list)
+    for row in lanes:
+        row["name"] = _name(row, recording, main, given, len(devices) > 1)
+        alike[row["name"]].append(row)
+    for name, rows in alike.items():
+        if len(rows) > 1:
+            rows.sort(key=lambda row: (len(row["thread"]), row["thread"], row["lane"]))
+            for number, row in enumerate(rows, 1):
+                row["name"] = f"{name} {number}"
 
 
 def _name(row: dict, recording: Recording, main: int, given: Mapping[str, str], many_devices: bool) -> str:

@@ -167,17 +167,20 @@ def _work(recording: Recording, hosts: list[int]) -> _Work:
 
 
 def _labels(recording: Recording) -> dict[int, _Label]:
-    names, labels = recording.process_names, recording.process_labels
-    texts = enumerate(recording.codes["process"].values)
-    found = ((code, _label(text, (names.get(text, ""), labels.get(text, "")))) for code, text in texts)
-    return {code: label for code, label in found if label is not None}
+    found: dict[int, _Label] = {}
+    for code, process in enumerate(recording.codes["process"].values):
+        called = recording.process_names.get(process, ""), recording.process_labels.get(process, "")
+        if label := _label(process, called):
+            found[code] = label
+    return found
 
 
-def _label(process: str, names: Iterable[str]) -> _Label | None:
+def _label(process: str, called: Iterable[str]) -> _Label | None:
     if match := _SGLANG.match(process[:_LONGEST]):
         places = match["label"].split("-")
         return _Label(match["label"], int(places[0][2:]) if len(places) == 1 else None)
-    for text in (process[:_LONGEST], *(name[:_LONGEST] for name in names)):
+    for text in (process, *called):
+        text = text[:_LONGEST]
         if "rank" in text.lower() and (rank := rank_said(text.replace(" ", "_"))) is not None:
             return _Label(f"rank {rank}", rank)
     match = _BEHIND.match(process)
