@@ -2,7 +2,8 @@
 
 [Note: first use] The first frame that polars makes costs 5 ms and 4 MB, most of it code paged in from its 200 MB of
 binary: more than a small trace does. The compiled scanner, numpy and the interpreter have first times too. They are
-part of loading those libraries and not of any trace, so that importing this opens a file of a few events.
+part of loading those libraries and not of any trace, so that importing this opens files of a few events, one of each
+kind that a profiler writes.
 """
 
 from __future__ import annotations
@@ -137,5 +138,11 @@ def _concat(frames: Sequence[pl.DataFrame], schema: Mapping[str, Any]) -> pl.Dat
     return frames[0] if len(frames) == 1 else pl.concat([pl.DataFrame(schema=schema), *frames])
 
 
-with suppress(TraceError):  # an installation without it works, and its first trace opens later
-    open_trace(Path(__file__).parent / "reading" / "first_use.json", cache=False)  # see [Note: first use]
+def _open_one_of_each_kind() -> None:
+    """See [Note: first use]."""
+    for name in ("cuda", "nccl", "gloo"):
+        with suppress(TraceError):  # an installation without them works, and its first trace opens later
+            open_trace(Path(__file__).parent / "reading" / "first_use" / f"{name}.json", cache=False)
+
+
+_open_one_of_each_kind()

@@ -234,7 +234,7 @@ class Trace:
         ranks = self.spans["rank"]
         lowest = ranks.min()
         is_one = lowest == ranks.max()  # most often, and found without a hash of each row
-        return ranks.head(1).to_list() if is_one else sorted(ranks.unique())
+        return [lowest] if is_one and isinstance(lowest, int) else sorted(ranks.unique())
 
     @cached_property
     def origin_ns(self) -> int:

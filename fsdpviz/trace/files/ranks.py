@@ -95,7 +95,7 @@ def _both(first: Part, second: Part, rank: int) -> str:
 
 def as_rank(tables: RankTables, rank: int) -> RankTables:
     """The same tables with this rank in every row."""
-    if len(tables.lanes) and tables.lanes["rank"][0] == rank:
+    if len(tables.lanes) and tables.lanes.item(0, "rank") == rank:
         return tables
     frames: dict[str, Any] = {}
     for name, value in vars(tables).items():

@@ -28,8 +28,6 @@ _DIGITS = re.compile("-?[0-9]{1,19}")
 class Args(msgspec.Struct, frozen=True, gc=False):
     """The arguments that are looked at; all others are read past."""
 
-    name: Any = None  # of a metadata event
-    labels: Any = None  # the same
     correlation: Any = NO_NUMBER
     nbytes: Any = msgspec.field(default=NO_NUMBER, name="bytes")
     dims: msgspec.Raw = msgspec.field(default=ABSENT, name="Input Dims")
@@ -49,7 +47,14 @@ class Args(msgspec.Struct, frozen=True, gc=False):
     finished: Any = None  # false where the profiler stopped first
 
 
-NO_ARGS = Args()
+class Names(msgspec.Struct, frozen=True, gc=False):
+    """The same of an event that names a process or a thread."""
+
+    name: Any = None
+    labels: Any = None
+
+
+NO_ARGS, NO_NAMES = Args(), Names()
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,7 @@ class Codes(dict[Any, int]):
         self._spelled = spelled
 
     def __missing__(self, value: Any) -> int:
-        text = self._spelled(text_of(value) or "")
+        text = self._spelled(value if type(value) is str else text_of(value) or "")
         code = self[value] = self.by_text.setdefault(text, len(self.by_text))
         return code
 
@@ -269,7 +269,8 @@ class ColumnBuilder:
         by_text = self._codes["name"].by_text
         if len(self._carries) < len(by_text):
             new = list(by_text)[len(self._carries) :]
-            self._carries = np.append(self._carries, [_CARRIES_TENSORS.match(name) is not None for name in new])
+            carries = np.array([_CARRIES_TENSORS.match(name) is not None for name in new])
+            self._carries = np.concatenate((self._carries, carries))
         return self._carries[names]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from .arguments import ABSENT, NO_ARGS, Args
+from .arguments import ABSENT, NO_ARGS, NO_NAMES, Args, Names
 
 
 class Span(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="X"):
@@ -27,7 +27,7 @@ class Metadata(msgspec.Struct, frozen=True, gc=False, tag_field="ph", tag="M"):
     name: Any = None
     pid: Any = None
     tid: Any = None
-    args: Args | None = NO_ARGS
+    args: Names | None = NO_NAMES
 
 
 class Other(msgspec.Struct, frozen=True, gc=False):

@@ -111,10 +111,10 @@ def read_source(source: Source, *, cache: bool = True, on_read: Progress = lambd
     if before != _state(path):
         change = Note("file that changed while it was read; open it again when it is written", 1, source.name[-80:])
         parts = [replace(part, tables=_noted(part, change)) for part in parts]
-    is_untold = len(parts) == 1 and parts[0].rank is None
-    by_name = rank_in_name(path.name, path.absolute().parent.name) if is_untold else None
     if source.format is Format.NSYS and len(parts) == 1:
         parts = [_unless_named(parts[0], path)]
+    is_untold = len(parts) == 1 and parts[0].rank is None
+    by_name = rank_in_name(path.name, path.absolute().parent.name) if is_untold else None
     return [replace(part, rank_by_name=by_name, short_name=path.name[-80:]) for part in parts]
 
 
