@@ -454,3 +454,20 @@ def test_fsdp2_checkpointing_on_two_h100() -> None:
     assert [of[0, "memset"], of[1, "memset"]] == [133, 136]
     units = trace.spans.filter(pl.col("unit").is_not_null())["unit"].unique()
     assert units.str.starts_with("blocks.").all()
+
+
+def test_rows_that_lie_in_a_journal_beside_the_export_are_not_read_and_noted(tmp_path):
+    path = write_export(tmp_path / "job.sqlite", tables(), STRINGS)
+    before = {note.what for note in open_trace(path).notes}
+    with sqlite3.connect(path) as writer:
+        assert writer.execute("PRAGMA journal_mode = WAL").fetchone() == ("wal",)
+        writer.execute("PRAGMA wal_autocheckpoint = 0")
+    writer.execute("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL")
+    writer.commit()
+    beside = {file.name: file.stat().st_size for file in tmp_path.iterdir()}
+    trace = open_trace(path)
+    assert len(trace.spans.filter(pl.col("kind") == "compute")) == 2
+    assert [note.example for note in trace.notes if note.what not in before] == ["job.sqlite-wal"]
+    assert {file.name: file.stat().st_size for file in tmp_path.iterdir()} == beside
+    writer.close()  # which moves them into the file
+    assert not len(open_trace(path).spans.filter(pl.col("kind") == "compute"))

@@ -10,7 +10,7 @@ keeps its name whole (``prefill, seq = 4096``).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,7 +63,7 @@ def read_export(path: Path, name: str = "") -> list[Part]:
     number of each stands beside it. Raises TraceError for a file that is no export, is damaged, or holds nothing.
     """
     name = name or str(path)
-    notes: list[Note] = []
+    notes: list[Note] = [*_unread_journals(path)]
     with NsysDatabase(path, name) as database:
         rows = _rows(database, notes)
         owners = _owners(rows)
@@ -80,6 +80,15 @@ def read_export(path: Path, name: str = "") -> list[Part]:
         tables = rank_tables(recording, 0)
         parts.append(Part(name, tables, ranks[owner], rank_by_gpu=gpus.get(owner), about={"headers": header}))
     return parts
+
+
+def _unread_journals(path: Path) -> Iterator[Note]:
+    """What SQLite has not moved into the file yet lies beside it. To read it would be to write there."""
+    for ending in ("-wal", "-journal"):
+        journal = path.with_name(path.name + ending)
+        if journal.is_file() and journal.stat().st_size:
+            what = "changes that lie beside the export, not read; export again, or open it with sqlite3 once"
+            yield Note(what, 1, journal.name[-80:])
 
 
 # -- rows of all processes
