@@ -6,21 +6,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from growth import LINEAR, growth
 from make_trace import op, write_trace
 
+from fsdpviz.analysis.intervals import clip
+from fsdpviz.base.kinds import Kind
 from fsdpviz.base.labels import parse_label
 from fsdpviz.trace.files.ranks import rank_in_name
 from fsdpviz.trace.files.sniff import Format, top_level_keys
 from fsdpviz.trace.files.sources import Source
+from fsdpviz.trace.kineto.columns import ColumnBuilder
+from fsdpviz.trace.kineto.event import event_of
 from fsdpviz.trace.kineto.events import EventReader
 from fsdpviz.trace.kineto.reader import read_recording
 from fsdpviz.trace.kineto.repair import nesting
 from fsdpviz.trace.meaning.classify import device_kind, host_kind, is_optimizer_kernel
 from fsdpviz.trace.meaning.fsdp1 import PREFIX, fsdp1_labels
+from fsdpviz.trace.meaning.gloo import Span, lenders
+from fsdpviz.trace.meaning.windows import Windows
 from fsdpviz.trace.nsight.names import range_category, range_name
 from fsdpviz.trace.reading import readers
+from fsdpviz.trace.table import Tally
 
 
 def kinds(name: str) -> object:
@@ -128,3 +136,80 @@ def test_steps_and_units_of_fsdp1() -> None:
     assert sum(label.unit is None for _, label in found) == 4  # no unit comes after the last, none before the first
     assert growth(fsdp1_labels, lambda steps: fsdp1_ranges(steps, 2), 50) < LINEAR
     assert growth(fsdp1_labels, lambda units: fsdp1_ranges(1, units), 100) < LINEAR
+
+
+def at_and_hold(given: tuple[Windows[int], np.ndarray, np.ndarray]) -> None:
+    windows, lanes, times = given
+    windows.at(lanes, times)
+    windows.hold(lanes, times)
+
+
+def test_windows_that_overlap() -> None:
+    """Each is around all that begin after it."""
+
+    def windows(count: int) -> tuple[Windows[int], np.ndarray, np.ndarray]:
+        times = np.arange(2 * count)
+        return Windows((0, place, 2 * count - place, place) for place in range(count)), np.zeros_like(times), times
+
+    found, lanes, times = windows(20)
+    assert found.at(lanes, times).tolist() == [*range(20), *range(19, -1, -1)]
+    assert growth(at_and_hold, windows, 2000) < LINEAR
+
+
+def test_lanes_of_one_window() -> None:
+    def windows(count: int) -> tuple[Windows[int], np.ndarray, np.ndarray]:
+        lanes = np.repeat(np.arange(count), 400)
+        return Windows((lane, 2, 4, lane) for lane in range(count)), lanes, np.arange(len(lanes)) % 400
+
+    found, lanes, times = windows(40)
+    assert found.at(lanes, times).tolist() == np.where((times == 2) | (times == 3), lanes, -1).tolist()
+    assert found.hold(lanes, times).all()
+    assert growth(at_and_hold, windows, 200) < LINEAR
+
+
+def test_steps_of_a_long_recording() -> None:
+    """Each looks at its own part of what the rank computed."""
+
+    def steps(count: int) -> np.ndarray:
+        starts = 10 * np.arange(count)
+        return np.column_stack((starts, starts + 5))
+
+    def clip_each(intervals: np.ndarray) -> None:
+        for start in intervals[:, 0].tolist():
+            clip(intervals, start, start + 10)
+
+    assert clip(steps(4), 13, 22).tolist() == [[13, 15], [20, 22]]
+    assert clip(steps(4), 15, 20).tolist() == clip(steps(4), 22, 13).tolist() == []
+    assert growth(clip_each, steps, 4000) < LINEAR
+
+
+def test_gloo_ranges_that_many_links_overlap() -> None:
+    """The first takes what nobody has lent to; where all have, the earliest that overlaps."""
+
+    def spans(count: int) -> tuple[list[Span], list[Span]]:
+        return tuple(
+            [Span(first + place, place, count + place, Kind.ALL_GATHER) for place in range(count)]
+            for first in (0, count)
+        )  # type: ignore[return-value]
+
+    def join(given: tuple[list[Span], list[Span]]) -> dict[int, list[int]]:
+        links, ranges = given
+        return lenders(links, ranges, {span.row: span.kind for span in ranges}, {})
+
+    assert join(spans(3)) == {0: [3], 1: [4], 2: [5]}
+    links, ranges = spans(3)
+    assert join((links[1:], [*ranges, Span(6, 3, 4, Kind.ALL_GATHER)])) == {1: [3, 5, 6], 2: [4]}
+    assert growth(join, spans, 300) < LINEAR
+
+
+def test_names_that_are_new_in_a_block_cost_no_look_at_those_before() -> None:
+    class NeverIterated(dict[str, int]):
+        def __iter__(self) -> Any:
+            raise AssertionError("looked through for each block")
+
+    columns = ColumnBuilder(Tally())
+    columns._codes["name"].by_text = NeverIterated()
+    for name in (b"op1", b"c10d::op2", b"op1"):
+        columns.add([event_of(b'{"ph":"X","name":"%s","ts":1,"dur":1,"args":{"finished":false}}' % name)])
+    assert columns._tally.notes["ranges still open when the profiler stopped, which is their end"].example == "op1"
+    assert columns.coded()["name"].values == ["op1", "c10d::op2"]

@@ -67,11 +67,14 @@ class Codes(dict[Any, int]):
     def __init__(self, spelled: Callable[[str], str] = str) -> None:
         super().__init__()
         self.by_text: dict[str, int] = {}
+        self.texts: list[str] = []  # by code
         self._spelled = spelled
 
     def __missing__(self, value: Any) -> int:
         text = self._spelled(value if type(value) is str else text_of(value) or "")
-        code = self[value] = self.by_text.setdefault(text, len(self.by_text))
+        code = self[value] = self.by_text.setdefault(text, len(self.texts))
+        if code == len(self.texts):
+            self.texts.append(text)
         return code
 
     def encode(self, values: Sequence[Any]) -> np.ndarray:
@@ -105,7 +108,7 @@ class ColumnBuilder:
         self._pieces: dict[str, list[np.ndarray]] = {column: [] for column in (*self._codes, *_INTEGERS)}
         self._differentiated: list[np.ndarray] = []
         self._left_out: Counter[str] = Counter()
-        self._carries = np.zeros(0, bool)  # by code of a name
+        self._carries = bytearray()  # by code of a name
 
     @property
     def text_codes(self) -> list[Codes]:
@@ -126,7 +129,7 @@ class ColumnBuilder:
     def coded(self) -> dict[str, Coded]:
         """Category, name, process and thread."""
         return {
-            column: Coded(_joined(self._pieces.pop(column), np.int32), list(codes.by_text))
+            column: Coded(_joined(self._pieces.pop(column), np.int32), codes.texts)
             for column, codes in self._codes.items()
         }
 
@@ -239,7 +242,7 @@ class ColumnBuilder:
 
     def _note_open(self, names: np.ndarray, rows: np.ndarray) -> None:
         if len(rows):
-            name = list(self._codes["name"].by_text)[names[rows[0]]]
+            name = self._codes["name"].texts[names[rows[0]]]
             self._tally.add("ranges still open when the profiler stopped, which is their end", len(rows), name[:60])
 
     def _keep_differentiated(self, forward_threads: list[Any]) -> None:
@@ -266,12 +269,10 @@ class ColumnBuilder:
 
     def _carried(self, names: np.ndarray) -> np.ndarray:
         """Which of these rows have tensors that say what a collective carries (bool)."""
-        by_text = self._codes["name"].by_text
-        if len(self._carries) < len(by_text):
-            new = list(by_text)[len(self._carries) :]
-            carries = np.array([_CARRIES_TENSORS.match(name) is not None for name in new])
-            self._carries = np.concatenate((self._carries, carries))
-        return self._carries[names]
+        texts, known = self._codes["name"].texts, len(self._carries)
+        if known < len(texts):
+            self._carries.extend(_CARRIES_TENSORS.match(name) is not None for name in texts[known:])
+        return np.frombuffer(self._carries, bool)[names]
 
 
 def _integers(values: list[Any]) -> np.ndarray:

@@ -9,7 +9,7 @@ what they receive before what they send, and a list of tensors as one argument w
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -129,19 +129,27 @@ def lenders(
     of its kind that it overlaps, first to one that has none yet.
     """
     lent: dict[int, list[int]] = {link.row: [] for link in links}
-    ordered = sorted(links, key=lambda span: span.start_ns)
+    all_of: defaultdict[Kind, deque[Span]] = defaultdict(deque)
+    for link in sorted(links, key=lambda span: span.start_ns):
+        all_of[link.kind].append(link)
+    free_of = {kind: of_kind.copy() for kind, of_kind in all_of.items()}
     for span in sorted(gloo, key=lambda span: span.start_ns):
-        if (row := issued_in.get(span.row)) is not None:
+        row, kind = issued_in.get(span.row), kinds[span.row]
+        if row is None:
+            link = _first(free_of.get(kind), span, lent) or _first(all_of.get(kind), span)
+            row = link.row if link else None
+        if row is not None:
             lent[row].append(span.row)
-            continue
-        same = [link for link in ordered if link.kind is kinds[span.row] and _overlap(link, span)]
-        if same:
-            lent[next((link for link in same if not lent[link.row]), same[0]).row].append(span.row)
     return {row: rows for row, rows in lent.items() if rows}
 
 
-def _overlap(first: Span, second: Span) -> bool:
-    return first.start_ns < second.end_ns and second.start_ns < first.end_ns
+def _first(links: deque[Span] | None, span: Span, lent: Mapping[int, Sequence[int]] | None = None) -> Span | None:
+    """The first link that overlaps the range, of those that have not ``lent`` yet if that is given. Links that it
+    cannot be, for this range and all that begin after it, are dropped on the way.
+    """
+    while links and (links[0].end_ns <= span.start_ns or (lent and lent[links[0].row])):
+        links.popleft()
+    return links[0] if links and links[0].start_ns < span.end_ns else None
 
 
 def payload_bytes(kind: Kind, issuer: Tensors | None, own: Tensors | None, group_size: int | None) -> int | None:

@@ -131,7 +131,7 @@ class _Rank:
             kind=self.kind,
             phase=self.phase,
             unit=self.unit,
-            units=list(self.units.by_text),
+            units=self.units.texts,
             step=self.step,
             bytes=self.bytes,
             is_link=self.is_link,

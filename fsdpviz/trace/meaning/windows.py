@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress, pairwise
 from typing import Generic, TypeVar
 
@@ -10,6 +10,8 @@ import numpy as np
 
 Name = TypeVar("Name")
 _DEEPEST = np.iinfo(np.int16).max
+_FEW_LANES = 16  # of which each is looked for alone
+_FEW_AROUND = 16  # windows around a point: as many may be written one over the other
 _NO_TIMES = np.zeros(0, np.int64)
 
 
@@ -40,28 +42,38 @@ class Windows(Generic[Name]):
         is.
         """
         found = np.full(len(times_ns), -1, np.int64)
-        for lane in self._lanes:
-            points = (lanes == lane).nonzero()[0]
+        for mine, points in self._by_lane(lanes):
             if not len(points):
                 continue
             times = times_ns[points]
             if not (times[1:] >= times[:-1]).all():
                 points = points[np.argsort(times, kind="stable")]
                 times = times_ns[points]
-            mine = (self.lane == lane).nonzero()[0]
             first = np.searchsorted(times, self.start_ns[mine], "left")
             last = np.searchsorted(times, self.end_ns[mine], "left")
-            inner = np.full(len(points), -1, np.int64)
-            for window, low, high in zip(mine.tolist(), first.tolist(), last.tolist(), strict=True):
-                inner[low:high] = window  # by rising start, so that an inner one overwrites its outer one
-            found[points] = inner
+            found[points] = _last_begun(first, last, mine.start, len(points))
         return found
+
+    def _by_lane(self, lanes: np.ndarray) -> Iterator[tuple[slice, np.ndarray]]:
+        """Of each lane its windows, and which of the points are on it."""
+        bounds = np.searchsorted(self.lane, self._lanes, "left").tolist()
+        windows = [slice(*pair) for pair in pairwise((*bounds, len(self)))]
+        if len(self._lanes) <= _FEW_LANES:
+            for lane, mine in zip(self._lanes, windows, strict=True):
+                yield mine, (lanes == lane).nonzero()[0]
+            return
+        order = np.argsort(lanes, kind="stable")
+        first, last = (np.searchsorted(lanes[order], self._lanes, side).tolist() for side in ("left", "right"))
+        for mine, low, high in zip(windows, first, last, strict=True):
+            yield mine, order[low:high]
 
     def hold(self, lanes: np.ndarray, times_ns: np.ndarray) -> np.ndarray:
         """Which windows hold one of the points (bool), which are sorted by lane and time."""
         found = np.zeros(len(self), bool)
-        for lane in self._lanes:
-            mine, times = self.lane == lane, times_ns[lanes == lane]
+        low, high = (np.searchsorted(lanes, self._lanes, side).tolist() for side in ("left", "right"))
+        bounds = np.searchsorted(self.lane, self._lanes, "left").tolist()
+        for (begin, end), first, last in zip(pairwise((*bounds, len(self))), low, high, strict=True):
+            mine, times = slice(begin, end), times_ns[first:last]
             ends = np.searchsorted(times, self.end_ns[mine], "left")
             found[mine] = ends > np.searchsorted(times, self.start_ns[mine], "left")
         return found
@@ -75,6 +87,29 @@ class Windows(Generic[Name]):
         """The innermost window's name for each point, None outside all."""
         names = self.names
         return [names[index] if index >= 0 else None for index in self.at(lanes, times_ns).tolist()]
+
+
+def _last_begun(first: np.ndarray, last: np.ndarray, number: int, count: int) -> np.ndarray:
+    """Of each of ``count`` points the last window that holds it, −1 where none does. Windows are numbered from
+    ``number`` on; each holds the points from ``first``, which rises, until ``last``.
+    """
+    inner = np.full(count, -1, np.int64)
+    lows, highs = first.tolist(), last.tolist()
+    if (last - first).sum() <= _FEW_AROUND * (count + len(first)):
+        for window, (low, high) in enumerate(zip(lows, highs, strict=True), number):
+            inner[low:high] = window  # an inner one overwrites its outer one
+        return inner
+    open_: list[tuple[int, int]] = []  # a window and where it ends; those that began later are on top
+    for window, (low, until, high) in enumerate(zip(lows, [*lows[1:], count], highs, strict=True), number):
+        open_.append((window, high))
+        while open_ and low < until:
+            top, end = open_[-1]
+            if low < end:
+                inner[low : min(end, until)] = top
+                low = min(end, until)
+            if end <= low:
+                open_.pop()
+    return inner
 
 
 def _runs(lanes: np.ndarray) -> Iterable[tuple[int, int]]:

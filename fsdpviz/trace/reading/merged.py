@@ -211,10 +211,11 @@ def _labelled(recording: Recording, labels: Mapping[int, _Label]) -> list[list[i
     if not is_sure and any(some.isdisjoint(codes) for codes in groups for some in wanted):
         return []
     work = _work(recording, sorted(hosts))
+    callers = {*work.calls.process.tolist()} if work.calls else set[int]()
     owners = {
         device: host
         for codes in groups
-        for host in [code for code in codes if work.calls is not None and code in work.calls.process][:1]
+        for host in [code for code in codes if code in callers][:1]
         for device in devices.intersection(codes)
     }
     return groups if len(groups) > 1 and not work.contradicts(owners) else []
