@@ -128,7 +128,7 @@ def test_newer_readers_read_anew(tmp_path: Path, reads: list[Path], monkeypatch:
     assert len(entries(tmp_path)) == 2
 
 
-@pytest.mark.parametrize("damage", ["cut", "gone", "text", "json", "rows", "columns"])
+@pytest.mark.parametrize("damage", ["cut", "gone", "text", "json", "rows", "columns", "bit", "rank", "pipe"])
 def test_a_damaged_entry_is_noted_and_made_anew(tmp_path: Path, reads: list[Path], damage: str) -> None:
     path = make(tmp_path / "t.json", "mm")
     whole = open_trace(path)
@@ -147,6 +147,17 @@ def test_a_damaged_entry_is_noted_and_made_anew(tmp_path: Path, reads: list[Path
             listed = json.loads((entry / "parts.json").read_text())
             listed["parts"][0]["rows"]["spans"] += 1
             (entry / "parts.json").write_text(json.dumps(listed))
+        case "bit":  # of a start, which Parquet itself would not miss
+            content = bytearray(spans.read_bytes())
+            at = content.index((7 + 1000).to_bytes(8, "little"))
+            content[at] ^= 1
+            spans.write_bytes(content)
+        case "rank":
+            text = (entry / "parts.json").read_text()
+            (entry / "parts.json").write_text(text.replace('"rank": 3', '"rank": 5'))
+        case "pipe":
+            spans.unlink()
+            os.mkfifo(spans)
         case "columns":
             spans.write_bytes((entry / "0.lanes.parquet").read_bytes())
     again = open_trace(path)
@@ -225,3 +236,88 @@ def test_errors_are_not_kept(tmp_path: Path) -> None:
         with pytest.raises(TraceError, match="nothing in it is an event"):
             open_trace(path)
     assert not (tmp_path / cache.FOLDER).exists()
+
+
+def test_a_link_beside_the_trace_is_not_followed(tmp_path: Path) -> None:
+    """It may lead to any folder, in which entries would be written and what is old would be removed."""
+    elsewhere = tmp_path / "elsewhere"
+    for name in (".git", "work", ".new-idea"):
+        (elsewhere / name).mkdir(parents=True)
+        os.utime(elsewhere / name, (1, 1))
+    path = make(tmp_path / "theirs" / "t.json", "mm")
+    (path.parent / cache.FOLDER).symlink_to(elsewhere)
+    open_trace(path)
+    assert sorted(child.name for child in elsewhere.iterdir()) == [".git", ".new-idea", "work"]
+
+
+def test_what_the_cache_did_not_make_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make(tmp_path / "t.json", "mm")
+    for name in (".git", "work", ".new-half"):
+        (tmp_path / cache.FOLDER / name).mkdir(parents=True)
+        os.utime(tmp_path / cache.FOLDER / name, (1, 1))
+    half = write(tmp_path / cache.FOLDER / ".new-file", "{")
+    os.utime(half, (1, 1))
+    monkeypatch.setattr(cache, "MOST_BYTES", 0)
+    open_trace(path)
+    left = {child.name for child in (tmp_path / cache.FOLDER).iterdir() if not child.name.startswith("seen-")}
+    assert left == {".git", "work"}
+
+
+def test_a_full_disk_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """polars has an error of its own for it."""
+    import polars as pl
+
+    path = make(tmp_path / "t.json", "mm")
+
+    def full(*_: object, **__: object) -> None:
+        raise pl.exceptions.ComputeError("parquet: underlying IO error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(pl.DataFrame, "write_parquet", full)
+    assert open_trace(path).ranks == [3]
+    assert not any((tmp_path / cache.FOLDER).iterdir())
+
+
+def test_a_hash_that_cannot_be_remembered_leaves_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cache, "_TICK_NS", 0)
+    monkeypatch.setattr(cache.json, "dump", full)
+    open_trace(make(tmp_path / "t.json", "mm"))
+    assert [child.name for child in (tmp_path / cache.FOLDER).iterdir() if not child.is_dir()] == []
+
+
+def test_a_memory_that_is_a_pipe(tmp_path: Path, reads: list[Path]) -> None:
+    path = make(tmp_path / "t.json", "mm")
+    (tmp_path / cache.FOLDER).mkdir()
+    os.mkfifo(cache._memory(tmp_path / cache.FOLDER, path))
+    open_trace(path)
+    open_trace(path)
+    assert reads == [path]
+
+
+def test_a_file_that_is_gone_once_it_was_read(
+    tmp_path: Path, reads: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = make(tmp_path / "t.json", "mm")
+    read = reading.read_recording
+
+    def read_and_remove(path: Path, *more) -> kineto.Recording:
+        recording = read(path, *more)
+        path.unlink()
+        return recording
+
+    monkeypatch.setattr(reading, "read_recording", read_and_remove)
+    trace = open_trace(path)
+    assert trace.ranks == [3]
+    assert "file that changed while it was read; open it again when it is written" in {n.what for n in trace.notes}
+
+
+def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setattr(Path, "home", homeless)
+    open_trace(make(tmp_path / "t.json", "mm"))
+    assert len(entries(tmp_path)) == 1

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import stat
 import sys
@@ -19,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
@@ -34,6 +36,8 @@ FOLDER = ".fsdpviz_cache"
 WORTH_BYTES = 4 << 20  # of JSON: a smaller file is read again in less time than one notices
 MOST_BYTES = 4 << 30  # of all entries in one folder; the least recently used are dropped
 _TICK_NS = 2_000_000_000
+_ENTRY = re.compile(r"[0-9]+-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{8}")
+_HALF_MADE = (".new-", ".old-")
 
 
 def cached(source: Source, read: Callable[[], Sequence[Part]]) -> Sequence[Part]:
@@ -68,7 +72,7 @@ def cached(source: Source, read: Callable[[], Sequence[Part]]) -> Sequence[Part]
             content = hashing.result() if hashing else content
         except OSError:
             return parts
-    if content is not None and _Stamp.of(source.path) == stamp and can_be_stored(parts):
+    if content is not None and _is_still(source.path, stamp) and can_be_stored(parts):
         _store(roots, source, stamp, content, parts)
     return [replace(part, tables=replace(part.tables, notes=(*part.tables.notes, *damage))) for part in parts]
 
@@ -100,6 +104,14 @@ class _Stamp:
     def of(cls, path: Path) -> _Stamp:
         found = path.stat()
         return cls(found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino)
+
+
+def _is_still(path: Path, stamp: _Stamp) -> bool:
+    """False too where the file is gone by now."""
+    try:
+        return _Stamp.of(path) == stamp
+    except OSError:
+        return False
 
 
 def _is_worth(path: Path, stamp: _Stamp) -> bool:
@@ -136,7 +148,10 @@ def _memory(root: Path, path: Path) -> Path:
 
 def _remembered(root: Path, path: Path, stamp: _Stamp) -> str | None:
     try:
-        seen = json.loads(_memory(root, path).read_text(encoding="utf-8"))
+        memory = _memory(root, path)
+        if not memory.is_file():  # a pipe would never end
+            return None
+        seen = json.loads(memory.read_text(encoding="utf-8"))
         content = seen.pop("content")
     except (OSError, ValueError, AttributeError, KeyError):
         return None
@@ -146,13 +161,18 @@ def _remembered(root: Path, path: Path, stamp: _Stamp) -> str | None:
 def _remember(root: Path, path: Path, stamp: _Stamp, content: str) -> None:
     if time.time_ns() - max(stamp.modified_ns, stamp.changed_ns) < _TICK_NS or _remembered(root, path, stamp):
         return
+    made = None
     try:
         handle, name = tempfile.mkstemp(dir=root, prefix=".new-")
+        made = Path(name)
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             json.dump(asdict(stamp) | {"content": content}, file)
-        Path(name).replace(_memory(root, path))
-    except OSError:
+        made.replace(_memory(root, path))
+    except OSError:  # a full disk
         pass
+    finally:
+        if made:
+            made.unlink(missing_ok=True)
 
 
 @lru_cache(maxsize=1)
@@ -174,11 +194,16 @@ def _entry_name(source: Source, stamp: _Stamp, content: str) -> str:
 
 
 def _roots(path: Path) -> list[Path]:
-    """The folders that may hold an entry; a new one goes to the first that can be written."""
+    """The folders that may hold an entry; a new one goes to the first that can be written. A link beside the trace is
+    not followed: it may lead to any folder, and whoever sent the trace may have made it.
+    """
     beside = path.absolute().parent
     # root may write anywhere, so that the mode is asked too: a folder that was made read-only stays as it is
     is_open = bool(beside.stat().st_mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH)) and os.access(beside, os.W_OK)
-    return [beside / FOLDER, user_folder()] if is_open else [user_folder()]
+    roots = [beside / FOLDER] if is_open and not (beside / FOLDER).is_symlink() else []
+    with suppress(RuntimeError):  # a user without a home, as in some containers
+        roots.append(user_folder())
+    return roots
 
 
 def user_folder() -> Path:
@@ -224,15 +249,23 @@ def _put(made: Path, entry: Path) -> None:
 
 
 def _prune(root: Path) -> None:
-    """Drops the oldest entries, and what a process that died left half made, until MOST_BYTES are enough."""
-    entries = [child for child in root.iterdir() if child.is_dir()]
-    ages = {child: child.stat().st_mtime for child in entries}
+    """Drops the oldest entries, and what a process that died left half made, until MOST_BYTES are enough. Nothing of
+    another name is touched.
+    """
+    ages = {child: child.lstat().st_mtime for child in root.iterdir()}
     left = MOST_BYTES
-    for child in sorted(entries, key=lambda child: ages[child], reverse=True):
-        if child.name.startswith("."):
+    for child in sorted(ages, key=lambda child: ages[child], reverse=True):
+        if child.name.startswith(_HALF_MADE):
             if time.time() - ages[child] > 3600:
-                shutil.rmtree(child, ignore_errors=True)
-            continue
-        left -= sum(file.stat().st_size for file in child.iterdir())
-        if left < 0:
-            shutil.rmtree(child, ignore_errors=True)
+                _remove(child)
+        elif _ENTRY.fullmatch(child.name) and child.is_dir():
+            left -= sum(file.stat().st_size for file in child.iterdir())
+            if left < 0:
+                _remove(child)
+
+
+def _remove(made: Path) -> None:
+    if made.is_dir() and not made.is_symlink():
+        shutil.rmtree(made, ignore_errors=True)
+    else:
+        made.unlink(missing_ok=True)
