@@ -153,6 +153,37 @@ def test_no_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     refused(path, r"rank0\.json cannot be read: permission denied")
 
 
+def test_folders_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    locked = tmp_path / "locked"
+    locked.mkdir()
+    is_file = Path.is_file
+
+    def denying(ask: Any) -> Any:
+        def denied(path: Any, *more: Any) -> Any:
+            if "locked" in str(path):
+                raise PermissionError(13, "Permission denied", str(path))
+            return ask(path, *more)
+
+        return denied
+
+    monkeypatch.setattr(Path, "is_file", denying(is_file))
+    monkeypatch.setattr(os, "listdir", denying(os.listdir))
+    monkeypatch.setattr(os, "scandir", denying(os.scandir))
+    refused(locked, "locked cannot be read: permission denied")
+    _put(tmp_path / "rank0.json", WHOLE)
+    trace = open_trace(tmp_path, cache=False)
+    assert len(trace.spans) == 1000
+    assert any("locked cannot be read" in note.example for note in trace.notes)
+
+
+def test_what_is_no_path(tmp_path: Path) -> None:
+    assert open_trace(os.fsencode(_put(tmp_path / "rank0.json", WHOLE))).ranks == [0]
+    for what in (5, None, [str(tmp_path), 7]):
+        with pytest.raises(TraceError, match="a path is text"):
+            open_trace(what)  # type: ignore[arg-type]
+    refused("~nobody-of-this-name/rank0.json", "does not exist")
+
+
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
 def test_what_would_never_end(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.json")

@@ -6,7 +6,7 @@ import glob
 import os
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,7 +47,8 @@ class Found:
     notes: list[Note] = field(default_factory=list)
 
 
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+_Path = str | bytes | os.PathLike[str]
+Paths = _Path | Sequence[_Path]
 
 
 def find_sources(paths: Paths, stack: ExitStack) -> Found:
@@ -55,7 +56,7 @@ def find_sources(paths: Paths, stack: ExitStack) -> Found:
 
     Raises TraceError, one line, where nothing was given, nothing is there, or a run folder has company.
     """
-    given = list(_expanded([paths] if isinstance(paths, str | os.PathLike) else paths))
+    given = list(_expanded(_texts(paths)))
     if not given:
         raise TraceError("no path was given; give a trace file, a folder of them or a run folder")
     found = Found()
@@ -69,16 +70,24 @@ def find_sources(paths: Paths, stack: ExitStack) -> Found:
     return found
 
 
-def _expanded(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
-    for given in paths:
-        text = os.fspath(given)
+def _texts(paths: Paths) -> list[str]:
+    try:
+        return [os.fsdecode(path) for path in ([paths] if isinstance(paths, str | bytes | os.PathLike) else paths)]
+    except TypeError as error:
+        raise TraceError(f"a path is text, or several are a list of texts; got {repr(paths)[:80]}") from error
+
+
+def _expanded(texts: Iterable[str]) -> Iterator[Path]:
+    for text in texts:
         if not text or "\0" in text:
             raise TraceError(f"a path names a file or a folder; got {text[:80]!r}")
-        path = Path(text).expanduser() if text.startswith("~") else Path(text)
+        path = Path(text)
+        with suppress(RuntimeError):  # no such user: then it is a name that begins so
+            path = path.expanduser()
         try:
             exists = path.exists()
         except OSError as error:
-            raise TraceError(f"{_name(path)} cannot be read: {(error.strerror or str(error)).lower()}") from error
+            raise _unread(path, error) from error
         if exists:
             yield path
         elif _GLOB & set(text):
@@ -88,6 +97,10 @@ def _expanded(paths: Iterable[str | os.PathLike[str]]) -> Iterator[Path]:
             yield from map(Path, matches)
         else:
             raise TraceError(f"{_name(path)} does not exist")
+
+
+def _unread(path: Path, error: OSError) -> TraceError:
+    return TraceError(f"{_name(path)} cannot be read: {(error.strerror or str(error)).lower()}")
 
 
 def _name(path: Path) -> str:
@@ -125,18 +138,18 @@ def _without_shells(folder: Path) -> Path:
 def _add_folder(
     found: Found, folder: Path, name: str, root: Path, *, is_alone: bool, is_temporary: bool = False
 ) -> None:
-    if RunFolder.looks_like_one(folder):
+    if _is_run(folder):
         if not is_alone:
             shown = name.removesuffix(": ")
             raise TraceError(f"a run folder opens alone; {shown} was given with others. Open each, then compare them")
         found.run, found.run_name = RunFolder(folder), name.removesuffix(": ")
         return
     shown = name.removesuffix(": ")
-    runs = sorted(child.name for child in folder.iterdir() if child.is_dir() and RunFolder.looks_like_one(child))
+    runs = sorted(child for child in _listed(folder) if _is_run(folder / child))
     if runs:
         raise TraceError(f"{shown} holds {len(runs)} run folders ({', '.join(runs[:4])}); open one at a time")
     files = _files_in(folder, shown, found)
-    if not files:
+    if not files and not found.refused:
         raise TraceError(f"{shown} holds no file, and is no run folder")
     for file in files:
         file_name = f"{name}{file.relative_to(root).as_posix()}" if is_temporary else _name(file)
@@ -150,18 +163,42 @@ def _add_folder(
         found.sources.append(Source(file, file_name, format_, is_named=False, is_temporary=is_temporary))
 
 
+def _listed(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)  # noqa: PTH208  # names alone: what they are, whoever asks looks up
+    except OSError as error:
+        raise _unread(folder, error) from error
+
+
+def _is_run(folder: Path) -> bool:
+    """False too where that cannot be told; reading what is in it says why."""
+    try:
+        return folder.is_dir() and RunFolder.looks_like_one(folder)
+    except OSError:
+        return False
+
+
 def _files_in(folder: Path, name: str, found: Found) -> list[Path]:
-    """Regular files at any depth that are not hidden. Links that lead out of the folder are not followed."""
+    """Regular files at any depth that are not hidden. Links that lead out of the folder are not followed; folders and
+    files that cannot be read are refused.
+    """
+
+    def refuse(error: OSError) -> None:
+        found.refused.append(_unread(Path(error.filename), error))
+
     files: list[Path] = []
     outside: list[Path] = []
     home = folder.resolve()
-    for parent, folders, names in os.walk(folder):
+    for parent, folders, names in os.walk(folder, onerror=refuse):
         folders[:] = sorted(child for child in folders if not child.startswith(".") and child != "__MACOSX")
         for child in names:
             file = Path(parent, child)
-            if child.startswith(".") or not file.is_file():
-                continue
-            (files if file.resolve().is_relative_to(home) else outside).append(file)
+            try:
+                if child.startswith(".") or not file.is_file():
+                    continue
+                (files if file.resolve().is_relative_to(home) else outside).append(file)
+            except OSError as error:
+                refuse(error)
         if len(files) > MAX_FILES:
             raise TraceError(f"a folder of traces may hold {MAX_FILES:,} files; {name} holds more. Give the files' own")
     if outside:
