@@ -21,6 +21,7 @@ from ..table import GROUP_SCHEMA, LANE_SCHEMA, SPAN_SCHEMA, STEP_SCHEMA, Note
 
 _SCHEMAS = {"spans": SPAN_SCHEMA, "lanes": LANE_SCHEMA, "steps": STEP_SCHEMA, "groups": GROUP_SCHEMA}
 _LIST = "parts.json"  # written last
+_SUMMED_BYTES = 128 << 10  # at once: small enough for a core's own cache
 
 
 class StoredError(Exception):
@@ -112,10 +113,10 @@ def _sum(file: Path) -> int:
     """Of the bytes of a file, made faster than they are read. Raises StoredError for what is no file."""
     if not stat.S_ISREG(file.lstat().st_mode):
         raise StoredError(f"{file} is no regular file")
-    found = 0
+    found, buffer = 0, memoryview(bytearray(_SUMMED_BYTES))
     with file.open("rb", buffering=0) as opened:
-        while block := opened.read(1 << 20):
-            found = crc32(block, found)
+        while count := opened.readinto(buffer):
+            found = crc32(buffer[:count], found)
     return found
 
 
