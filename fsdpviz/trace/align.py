@@ -181,7 +181,10 @@ def _by_content(found: pl.DataFrame) -> Iterator[pl.DataFrame]:
         if len(shown) < 2 or shown["content"].n_unique() > 1:
             continue
         key = pl.format(f"{{}} step {step} at {{}}", "group", pl.int_range(pl.len()).over("rank"))
-        yield block.select(key.alias("key"), "rank", "end_ns")
+        block = block.with_columns(key=key)
+        # a group without a name may be several: what more ranks show than take part is not one collective
+        is_one = (pl.col("group_size").min().over("key") >= len(shown)).fill_null(True)
+        yield block.filter(is_one).select("key", "rank", "end_ns")
 
 
 def _clocks(trace: Trace) -> list[list[int]]:
@@ -279,11 +282,12 @@ def _moved(frame: pl.DataFrame, shifts: Mapping[int, Fit], origin_ns: int, *colu
         orient="row",
     )
     offset, drift = pl.col("offset").fill_null(0), pl.col("drift").fill_null(0.0) * 1e-6
+    gained = drift / (1 + drift)  # of what this clock shows since the origin: it ran drift more than the reference's
     since_ns = {name: pl.col(name) - offset - origin_ns for name in columns}
     return (
         frame.join(table, on="rank", how="left", maintain_order="left")
         .with_columns(
-            (pl.col(name) - offset - (since * drift).round().cast(pl.Int64)).alias(name)
+            (pl.col(name) - offset - (since * gained).round().cast(pl.Int64)).alias(name)
             for name, since in since_ns.items()
         )
         .drop("offset", "drift")

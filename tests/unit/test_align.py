@@ -158,6 +158,19 @@ def test_a_drift_shows_in_a_long_recording(tmp_path: Path) -> None:
     assert max(abs(np.array(ends(trace, 0)) - ends(trace, 1))) < 100
 
 
+@pytest.mark.parametrize("ahead", [0, 30 * 86_400e6])
+def test_a_drift_is_taken_off_exactly(tmp_path: Path, ahead: float) -> None:
+    """A clock that gained 20 ppm of the reference's time shows 1.00002 of it. One may count from the host's start."""
+    trace = ranks_of(
+        tmp_path,
+        ["a", "b"],
+        lambda rank, time: time + (time * 20e-6 if rank else ahead),
+        lambda rank: [collective(1e6 * n + 1000, n) for n in range(60)],
+    )
+    assert trace.clock["drift_ppm"][1] == pytest.approx(-20)
+    assert max(abs(np.array(ends(trace, 0)) - ends(trace, 1))) <= 1
+
+
 def test_outliers_do_not_tilt_the_drift() -> None:
     there = np.arange(40) * 10**9
     here = there + 1_000_000 + there // 50_000  # 20 ppm
@@ -224,6 +237,21 @@ def test_steps_are_matched_one_by_one(tmp_path: Path) -> None:
     )
     assert clock_of(trace)[1] == (1, -500_000, 0, 4, Method.ENDS)
     assert trace.steps.filter(rank=1)["start_ns"].to_list() == [2_000_000, 3_000_000]
+
+
+def test_what_more_ranks_show_than_take_part_is_not_one_collective(tmp_path: Path) -> None:
+    """Groups of two without a name, one on each host: they gather alike, the second host's 400 µs later."""
+
+    def both(rank: int) -> list[dict]:
+        later = 400 * (rank >= 2)
+        gathers = [collective(1000 * n + 1000 + later, None, name="allgather", group="") for n in range(5)]
+        for one in gathers:
+            del one["args"]["Process Group Name"]
+            one["args"]["Group size"] = 2
+        return gathers + [collective(1000 * n + 6000, None, group="all") for n in range(4)]
+
+    trace = ranks_of(tmp_path, ["a", "a", "b", "b"], lambda rank, time: time + 50 * (rank >= 2), both)
+    assert [row[1:4] for row in clock_of(trace)[2:]] == [(-50_000, 0, 4)] * 2
 
 
 def test_broadcasts_are_no_clock(tmp_path: Path) -> None:
