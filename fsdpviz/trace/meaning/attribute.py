@@ -21,6 +21,7 @@ import numpy as np
 
 from ...base.labels import Phase, RangeLabel, parse_label
 from .fsdp1 import NODE, fsdp1_labels
+from .uses import POST_BACKWARD, Range, outer_first, unit_windows
 from .windows import Windows
 
 _STEP = re.compile(r"^ProfilerStep\s*#(\d{1,9})$")
@@ -30,16 +31,7 @@ _HAND_WRITTEN = re.compile(r"^##\s*(forward|backward|optimizer)\s*##$")
 _FORWARD = ("DistributedDataParallel.forward", "FullyShardedDataParallel.forward")
 _BACKWARD = (NODE, "FSDP::root_post_backward_callback")
 _NEITHER = re.compile(r"^(?:Optimizer\.zero_grad#|enumerate\(DataLoader\)|fsdpviz::data$|## zero_grad ##)")
-_POST_BACKWARD = (
-    "post_backward_accumulate",
-    "post_backward_reshard",
-    "post_backward_rs_wait",
-    "post_backward_reduce",
-)
 _LOOP_PHASES = {phase.value: phase for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)}
-
-Range = tuple[int, int, int, str]  # lane, start_ns, end_ns, name
-_Owner = tuple[int, str, int | None]  # lane, unit, parameter group
 
 
 @dataclass(frozen=True)
@@ -80,7 +72,7 @@ def attribution(ranges: Sequence[Range]) -> Attribution:
     optimizers = {name for name, label in labels.items() if _steps_optimizer(name, label)}
     numbered, is_profilers = _steps_of_profiler_or_program(ordered, labels)
     return Attribution(
-        units=Windows([*forward, *backward, *_own_windows(labelled)]),
+        units=Windows([*forward, *outer_first(backward, forward), *_own_windows(labelled)]),
         # around a block lie other units' collectives too, and such as are no unit's: DDP's buckets, tensor parallelism
         issuers=Windows(_own_windows(of_fsdp)),
         phases=Windows(phases),
@@ -169,7 +161,7 @@ def _phases_of_loop(labelled: Sequence[tuple[Range, RangeLabel]]) -> Iterator[tu
     for item, label in labelled:
         if label.family == "fsdpviz" and label.unit is None and label.phase in _LOOP_PHASES:
             yield (*item[:3], _LOOP_PHASES[label.phase])
-        elif label.family == "FSDP" and label.phase in _POST_BACKWARD:
+        elif label.family == "FSDP" and label.phase in POST_BACKWARD:
             yield (*item[:3], Phase.BACKWARD)
 
 
@@ -188,50 +180,6 @@ def _phases_by_name(ordered: Sequence[Range], names: Iterable[str]) -> list[tupl
         elif _NEITHER.match(name):
             known[name] = None
     return [(*item[:3], known[item[3]]) for item in ordered if item[3] in known]
-
-
-def unit_windows(
-    labelled: Sequence[tuple[Range, RangeLabel]],
-) -> tuple[list[tuple[int, int, int, str]], list[tuple[int, int, int, str]]]:
-    """Forward and backward windows (lane, start, end, unit).
-
-    A range whose partner is missing (the recording's window cut it, checkpointing stopped early) stands for
-    itself.
-    """
-    forward: list[tuple[int, int, int, str]] = []
-    backward: list[tuple[int, int, int, str]] = []
-    open_forward: dict[_Owner, Range] = {}
-    open_backward: dict[_Owner, Range] = {}
-    for item, label in labelled:
-        lane, start, end, _ = item
-        unit = label.unit
-        if unit is None:  # the loop's own phases, and hooks of FSDP1 whose unit is not known
-            continue
-        owner = lane, unit, label.param_group
-        if label.family == "fsdpviz":
-            if label.phase in (Phase.FORWARD, Phase.BACKWARD):
-                (forward if label.phase == Phase.FORWARD else backward).append((lane, start, end, unit))
-        elif label.phase == "pre_forward":
-            _close_alone(open_forward.pop(owner, None), unit, forward)
-            open_forward[owner] = item
-        elif label.phase == "post_forward":
-            begun = open_forward.pop(owner, item)
-            forward.append((lane, begun[1], end, unit))
-        elif label.phase == "pre_backward":
-            _close_alone(open_backward.pop(owner, None), unit, backward)
-            open_backward[owner] = item
-        elif label.phase in _POST_BACKWARD:
-            begun = open_backward.pop(owner, item)
-            backward.append((lane, begun[1], end, unit))
-    for left_open, windows in ((open_forward, forward), (open_backward, backward)):
-        for (_, unit, _), item in left_open.items():
-            _close_alone(item, unit, windows)
-    return forward, backward
-
-
-def _close_alone(item: Range | None, unit: str, windows: list[tuple[int, int, int, str]]) -> None:
-    if item is not None:
-        windows.append((*item[:3], unit))
 
 
 def _forward_or_recompute(

@@ -7,11 +7,12 @@
 it. On a device the host runs ahead, so that its hooks say nothing; there the unit's first kernel K after the hook
 (the copy-out, else its first compute) could have started once the work before it on its stream had ended and it
 had been launched: needed = min(start of K, max(end before K, launch of K)). What prepares a gather is no K: the
-copy-in and the casts (mixed precision, fp8) that are issued in the gather's own range before it.
+copy-in and the casts (mixed precision, fp8) that are issued in the gather's own range before it. A frozen unit whose
+input needs no gradient has no such hook in backward, and needs nothing: what was prefetched for it was for naught.
 
 [Note: which use a gather is for] A unit is used in forward, from pre-forward to post-forward, and in backward, from
-pre-backward to post-backward. A gather serves the first use of its unit that ends after it was issued; one issued
-before that use began was prefetched, and the range around it says by which pass.
+pre-backward to post-backward. A gather serves the use in which it was issued, else the first of its unit that ends
+after that; one issued before that use began was prefetched, and the range around it says by which pass.
 
 A reduction, and a gradient's copy to the host, is needed when the optimizer first steps after it began.
 """
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,8 +29,9 @@ import polars as pl
 
 from ...base.kinds import COMPUTATION, WORK, Kind
 from ...base.labels import Phase, RangeLabel
-from .attribute import Range, labelled_ranges, unit_windows
+from .attribute import labelled_ranges
 from .fsdp1 import NODE, PREFIX
+from .uses import POST_BACKWARD, Range, unit_windows
 from .windows import Windows, covered_ns, union
 
 if TYPE_CHECKING:
@@ -102,15 +105,16 @@ class _OfRank:
         events = self._events(own)
         if events.is_empty():
             return pl.DataFrame(schema=UNIT_SCHEMA)
-        lanes, times = events["issued_lane"].fill_null(-1).to_numpy(), events["issued_ns"].fill_null(-1).to_numpy()
+        lanes = events["issued_lane"].fill_null(-1).to_numpy().astype(np.int64)
+        times = events["issued_ns"].fill_null(-1).to_numpy()
         prefetches = Windows((*item[:3], label.phase) for item, label in own if label.phase in _PREFETCHES)
-        prefetched = prefetches.names_at(lanes.astype(np.int64), times)
+        prefetched = prefetches.names_at(lanes, times)
         serves = events["gathers"].to_list()
         issuers = [(found or "self") if lane >= 0 else None for found, lane in zip(prefetched, lanes, strict=True)]
         issuers = [
             "self" if issuer and not gathers else issuer for issuer, gathers in zip(issuers, serves, strict=True)
         ]
-        phases, needed = self._uses(events, times, np.array(serves))
+        phases, needed = self._uses(events, lanes, times, np.array(serves))
         return events.with_columns(
             issuer=pl.Series(issuers, dtype=pl.String),
             phase=pl.coalesce(pl.Series(phases, dtype=pl.String), "phase"),
@@ -180,7 +184,7 @@ class _OfRank:
     # -- what they are for, and when that is
 
     def _uses(
-        self, events: pl.DataFrame, issued_ns: np.ndarray, serves: np.ndarray
+        self, events: pl.DataFrame, issued_lane: np.ndarray, issued_ns: np.ndarray, serves: np.ndarray
     ) -> tuple[list[str | None], list[int | None]]:
         """Phase and needed_ns of each event."""
         forward, backward = unit_windows([pair for pair in self.labelled if pair[1].family == "FSDP"])
@@ -201,11 +205,13 @@ class _OfRank:
         rows_of: dict[str, list[int]] = {}
         for row in (serves & (issued_ns >= 0)).nonzero()[0].tolist():
             rows_of.setdefault(units[row], []).append(row)
+        is_after = {item[:2] for item, label in self.labelled if label.phase in POST_BACKWARD}
         for unit, mine in of_unit.items():
             rows = rows_of.get(unit, [])
             first_ns = self._first_compute(unit, mine)
-            place = np.searchsorted([use[2] for use in mine], issued_ns[rows], "right")
-            for row, at in zip(rows, place.tolist(), strict=True):
+            first_ns = [None if use[:2] in is_after else ns for use, ns in zip(mine, first_ns, strict=True)]
+            places = _served(mine, issued_lane[rows], issued_ns[rows])
+            for row, at in zip(rows, places, strict=True):
                 if at < len(mine):
                     phases[row], needed[row] = mine[at][4].value, first_ns[at]
         self._need_by_optimizer(events, ~serves, needed)
@@ -270,6 +276,15 @@ class _OfRank:
         ends = starts + events["duration_ns"].to_numpy()
         exposed = pl.Series((ends - starts) - covered_ns(compute, starts, ends))
         return pl.when(~pl.col("kind").is_in(_COMPUTATION)).then(exposed)
+
+
+def _served(uses: Sequence[tuple[int, int, int, str, Phase]], lanes: np.ndarray, times_ns: np.ndarray) -> list[int]:
+    """Of each gather the place of its use among its unit's, which are by their ends."""
+    places = np.searchsorted([use[2] for use in uses], times_ns, "right")
+    if any(later[1] < earlier[2] for earlier, later in pairwise(uses)):  # two models call units alike, one in the other
+        inside = Windows((*use[:3], place) for place, use in enumerate(uses)).names_at(lanes, times_ns)
+        return [at if around is None else around for at, around in zip(places.tolist(), inside, strict=True)]
+    return places.tolist()
 
 
 def _nodes(spans: pl.DataFrame) -> list[Range]:
