@@ -173,3 +173,24 @@ def test_a_gather_is_for_the_use_in_which_it_was_issued(tmp_path: Path) -> None:
     trace = opened(tmp_path, events)
     assert trace.units["needed_ns"].to_list() == [9_000, 49_000]
     assert units_of(trace, "sgemm outer again") == ["(root)"]
+
+
+def test_a_forward_that_autograd_runs_is_recomputed_before_any_hook_of_backward(tmp_path: Path) -> None:
+    """``checkpoint(block, use_reentrant=True)`` without a root around it: the forward runs before the unit's hook."""
+
+    def gathered(start: float, correlation: int) -> list[dict[str, Any]]:
+        return [
+            mark("FSDP::pre_forward (a)", start, 8),
+            mark("FSDP::all_gather (a)", start + 1, 4),
+            *launched("kernel", GATHER, start + 2, start + 3, 4, correlation=correlation, stream=20),
+            mark("FSDP::post_forward (a)", start + 10, 2),
+        ]
+
+    events = [
+        *gathered(0, 1),
+        op("autograd::engine::evaluate_function: CheckpointFunctionBackward", 20, 40),
+        *gathered(22, 2),
+        mark("FSDP::pre_backward (a)", 40, 4),
+        mark("FSDP::post_backward_accumulate (a)", 50, 4),
+    ]
+    assert opened(tmp_path, events).units["phase"].to_list() == ["forward", "recompute"]

@@ -93,8 +93,7 @@ class _OfRank:
         self.is_device = trace.lanes.filter((pl.col("rank") == rank) & pl.col("is_device"))["lane"].to_numpy()
         # a device's lanes repeat the host's ranges, as long as what was launched in them ran
         on_host = self.spans.filter(~pl.col("lane").is_in(self.is_device.tolist()))
-        self.nodes = _nodes(on_host)
-        self.labelled = _labelled(on_host, self.nodes)
+        self.labelled = _labelled(on_host, _nodes(on_host))
         compute = self.spans.filter(pl.col("kind").is_in(_COMPUTATION))
         self.compute = compute.filter(pl.col("lane").is_in(self.is_device.tolist())) if len(self.is_device) else compute
 
@@ -190,12 +189,9 @@ class _OfRank:
         forward, backward = unit_windows([pair for pair in self.labelled if pair[1].family == "FSDP"])
         if not forward and not backward:
             forward, backward = unit_windows(self.labelled)  # an engine that names only its blocks
-        lanes, starts = ([use[place] for use in forward] for place in (0, 1))
-        again = Windows([*backward, *self.nodes]).at(np.array(lanes, np.int64), np.array(starts, np.int64)) >= 0
-        uses = [
-            (*use, Phase.RECOMPUTE if is_again else Phase.FORWARD)
-            for use, is_again in zip(forward, again.tolist(), strict=True)
-        ]
+        recomputed = (pl.col("phase") == Phase.RECOMPUTE.value) & pl.col("name").str.contains(_RANGES)
+        again = set(self.spans.filter(recomputed).select("lane", "start_ns").iter_rows())
+        uses = [(*use, Phase.RECOMPUTE if use[:2] in again else Phase.FORWARD) for use in forward]
         of_unit: dict[str, list[tuple[int, int, int, str, Phase]]] = {}
         for use in sorted([*uses, *((*use, Phase.BACKWARD) for use in backward)], key=lambda use: use[2]):
             of_unit.setdefault(use[3], []).append(use)
