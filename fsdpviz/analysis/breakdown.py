@@ -65,12 +65,10 @@ class Window:
 
 def windows(trace: Trace, rank: int) -> list[Window]:
     """The rank's windows, in order, of the steps and the time that were selected. See [Note: the window of a step]."""
-    found = _windows(trace.whole, rank)
-    if trace.context is None:
-        return found
-    chosen = set(trace.steps.filter(pl.col("rank") == rank)["step"])
-    found = [window for window in found if window.step is None or window.step in chosen]
-    return list(_within(found, *trace.context.bounds_ns)) if trace.context.bounds_ns else found
+    found, context = _windows(trace.whole, rank), trace.context
+    if context and context.asked is not None:
+        found = [window for window in found if window.step in context.asked]
+    return list(_within(found, *context.bounds_ns)) if context and context.bounds_ns else found
 
 
 def _windows(trace: Trace, rank: int) -> list[Window]:

@@ -121,7 +121,8 @@ class Report:
 
 def report(trace: Trace) -> Report:
     """The report of a recording; one without spans has no rows and, where metrics are, measures."""
-    rows = tuple(row for rank in trace.ranks for row in breakdowns(trace, rank))
+    # a rank that idles in all of a selection has no span in it, and a row
+    rows = tuple(row for rank in trace.whole.ranks for row in breakdowns(trace, rank))
     return Report(rows, _measures(trace, rows), trace.provenance, (*trace.notes, *_steps_left_out(trace, rows)))
 
 

@@ -86,6 +86,7 @@ def write_folder(trace: Trace, folder: str | Path) -> Path:
             "about": dict(trace.about),
             "is_selection": trace.context is not None,
             "bounds_ns": trace.context.bounds_ns if trace.context else None,
+            "asked": trace.context.asked if trace.context else None,
         }
         (folder / _REST).write_text(json.dumps(rest), encoding="utf-8")
     except (OSError, TypeError, ValueError) as error:
@@ -103,6 +104,7 @@ def read_folder(folder: str | Path) -> Trace:
         names = [*_TABLES, *_CONTEXT] if rest.get("is_selection") else [*_TABLES]
         frames = {name: pl.read_parquet(folder / f"{name}.parquet") for name in names}
         bounds_ns = tuple(map(int, rest["bounds_ns"])) if rest.get("bounds_ns") else None
+        asked = tuple(map(int, rest["asked"])) if rest.get("asked") is not None else None
         provenance = Provenance(rest["provenance"])
         notes = tuple(Note(str(what), int(count), str(example)) for what, count, example in rest["notes"])
         about = dict(rest["about"])
@@ -115,5 +117,5 @@ def read_folder(folder: str | Path) -> Trace:
     if bounds_ns is not None and len(bounds_ns) != 2:
         raise TraceError(f"{folder} is a damaged trace: its bounds_ns are {bounds_ns}")
     of_context = {table: frames.pop(name) for name, table in _CONTEXT.items() if name in frames}
-    context = Context(**of_context, bounds_ns=bounds_ns) if of_context else None
+    context = Context(**of_context, bounds_ns=bounds_ns, asked=asked) if of_context else None
     return Trace(**frames, provenance=provenance, notes=notes, about=about, context=context)

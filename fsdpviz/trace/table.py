@@ -150,6 +150,7 @@ class Context:
     spans: pl.DataFrame
     steps: pl.DataFrame
     bounds_ns: tuple[int, int] | None = None  # of a selection by time: from, until
+    asked: tuple[int, ...] | None = None  # of one by steps: their numbers
 
 
 @dataclass(frozen=True, eq=False)

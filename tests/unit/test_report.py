@@ -240,6 +240,36 @@ def test_a_selection_has_the_whole_recording_s_numbers(tmp_path: Path) -> None:
     assert not (open_trace(path).write_parquet(tmp_path / "out") / "whole_spans.parquet").exists()
 
 
+def test_windows_side_by_side_lose_nothing(tmp_path: Path) -> None:
+    """Between its kernels of 10–20 and 80–90 µs the first rank idles, save for work that no step launched; the second
+    rank has no steps, and works from 0 to 30 and at 95 µs. Windows without a span of a rank are idle, not absent.
+    """
+    first = [
+        mark("ProfilerStep#1", 0, 30),
+        *launched("kernel", "sgemm", 2, 10, 10, correlation=1),
+        *launched("kernel", "sgemm", 20, 80, 10, correlation=2),
+        *launched("kernel", "sgemm", 40, 45, 3, correlation=3),
+    ]
+    second = [
+        *launched("kernel", "sgemm", 0, 0, 30, correlation=1),
+        *launched("kernel", "sgemm", 31, 95, 5, correlation=2),
+    ]
+    for rank, events in enumerate((first, second)):
+        write_trace(tmp_path / f"rank{rank}.json", events, rank=rank)
+    whole = report(open_trace(tmp_path))
+    assert [(row.rank, row.step, row.span_ns) for row in whole.rows] == [(0, 1, 80_000), (1, None, 100_000)]
+    parts = [open_trace(tmp_path, window=(ms, ms + 0.02)) for ms in (0, 0.02, 0.04, 0.06, 0.08)]
+    rows = [row for part in parts for row in report(part).rows]
+    for whole_row in whole.rows:
+        mine = [row for row in rows if (row.rank, row.step) == (whole_row.rank, whole_row.step)]
+        assert len(mine) == 5
+        for name in ("span_ns", "compute_ns", "idle_ns"):
+            assert sum(getattr(row, name) for row in mine) == getattr(whole_row, name)
+    step = open_trace(tmp_path, steps=[1])
+    for chosen in (step, Trace.read_parquet(step.write_parquet(tmp_path / "step"))):
+        assert report(chosen).rows == whole.rows[:1]  # the second rank has nothing in it
+
+
 def test_a_device_without_launches_has_steps_by_time(tmp_path: Path) -> None:
     events = [mark("ProfilerStep#1", 0, 10), span("kernel", "mm", 5, 3, process=GPU, thread=7, correlation=1)]
     rows = report(open_trace(write_trace(tmp_path / "rank0.json", events))).rows

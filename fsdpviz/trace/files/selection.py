@@ -56,7 +56,8 @@ def selected(trace: Trace, steps: Collection[int] | None, window: Window | None)
     notes = trace.notes
     if left_out:
         notes = (*notes, Note("spans outside the steps or the window asked for", left_out))
-    context = Context(needed_spans(trace.spans), trace.steps, bounds_ns)
+    asked = None if steps is None else tuple(sorted(set(steps)))
+    context = Context(needed_spans(trace.spans), trace.steps, bounds_ns, asked)
     return replace(trace, spans=kept, steps=kept_steps, notes=notes, context=context)
 
 
