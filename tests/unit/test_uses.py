@@ -194,3 +194,32 @@ def test_a_forward_that_autograd_runs_is_recomputed_before_any_hook_of_backward(
         mark("FSDP::post_backward_accumulate (a)", 50, 4),
     ]
     assert opened(tmp_path, events).units["phase"].to_list() == ["forward", "recompute"]
+
+
+def test_what_another_unit_s_hook_gathers_is_prefetched(tmp_path: Path) -> None:
+    """The glass box has no range around what it gathers ahead: the gather lies in the hook of the unit before."""
+    gather = {"thread": 300}
+    events = [
+        mark("FSDP::pre_forward (a)", 0, 10),
+        mark("FSDP::all_gather (a)", 1, 2),
+        mark("fsdpviz::all_gather (a)", 2, 4, **gather),
+        mark("FSDP::all_gather (b)", 4, 2),
+        mark("fsdpviz::all_gather (b)", 7, 4, **gather),
+        mark("FSDP::post_forward (a)", 12, 1),
+        *forward("b", 14, 20),
+        mark("FSDP::pre_backward (b)", 30, 10),
+        mark("FSDP::all_gather (b)", 31, 2),
+        mark("fsdpviz::all_gather (b)", 32, 2, **gather),
+        mark("FSDP::all_gather (a)", 35, 2),
+        mark("fsdpviz::all_gather (a)", 36, 4, **gather),
+        mark("FSDP::post_backward_reduce (b)", 42, 1),
+        mark("FSDP::pre_backward (a)", 44, 2),
+        mark("FSDP::post_backward_reduce (a)", 48, 1),
+    ]
+    found = opened(tmp_path, events).units
+    assert found.select("unit", "phase", pl.col("issuer").cast(pl.String)).rows() == [
+        ("a", "forward", "self"),
+        ("b", "forward", "forward_prefetch"),
+        ("b", "backward", "self"),
+        ("a", "backward", "backward_prefetch"),
+    ]

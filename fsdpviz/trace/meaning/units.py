@@ -19,7 +19,7 @@ A reduction, and a gradient's copy to the host, is needed when the optimizer fir
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -63,6 +63,7 @@ _COPIES = {Kind.COMPUTE.value, Kind.D2D.value}
 _COMPUTATION = [kind.value for kind in COMPUTATION]
 _WORK = [kind.value for kind in WORK]
 _PREFETCHES = ("forward_prefetch", "backward_prefetch")
+_HOOKS = {"pre_forward", "post_forward", "pre_backward", *POST_BACKWARD, *_PREFETCHES}
 # which range of FSDP's issues a transfer over an emulated link, which runs on a thread of its own
 _LINK_ISSUERS = {
     Kind.ALL_GATHER.value: "all_gather",
@@ -106,7 +107,7 @@ class _OfRank:
             return pl.DataFrame(schema=UNIT_SCHEMA)
         lanes = events["issued_lane"].fill_null(-1).to_numpy().astype(np.int64)
         times = events["issued_ns"].fill_null(-1).to_numpy()
-        prefetches = Windows((*item[:3], label.phase) for item, label in own if label.phase in _PREFETCHES)
+        prefetches = Windows(self._prefetches(own))
         prefetched = prefetches.names_at(lanes, times)
         serves = events["gathers"].to_list()
         issuers = [(found or "self") if lane >= 0 else None for found, lane in zip(prefetched, lanes, strict=True)]
@@ -121,6 +122,25 @@ class _OfRank:
             needed_ns=pl.Series(needed, dtype=pl.Int64),
             exposed_ns=self._exposed(events),
         ).select(pl.col(name).cast(kind) for name, kind in UNIT_SCHEMA.items())
+
+    @cached_property
+    def _again(self) -> set[tuple[int, int]]:
+        """Lane and start of the ranges that are recorded while a forward is run again."""
+        recomputed = (pl.col("phase") == Phase.RECOMPUTE.value) & pl.col("name").str.contains(_RANGES)
+        return set(self.spans.filter(recomputed).select("lane", "start_ns").iter_rows())
+
+    def _prefetches(self, own: Sequence[tuple[Range, RangeLabel]]) -> Iterator[tuple[int, int, int, str]]:
+        """The ranges in which a unit is gathered ahead: FSDP's own, and gathers that lie in a hook of another unit,
+        as the glass box issues them.
+        """
+        yield from ((*item[:3], label.phase) for item, label in own if label.phase in _PREFETCHES)
+        gathers = [(item, label.unit) for item, label in own if label.phase == "all_gather"]
+        hooks = Windows((*item[:3], (item, label)) for item, label in own if label.phase in _HOOKS)
+        lanes, starts = (np.array([item[place] for item, _ in gathers], np.int64) for place in (0, 1))
+        for (item, unit), hook in zip(gathers, hooks.names_at(lanes, starts), strict=True):
+            if hook is not None and hook[1].unit not in (unit, None):
+                in_backward = "backward" in hook[1].phase or hook[0][:2] in self._again
+                yield *item[:3], _PREFETCHES[in_backward]
 
     # -- which spans are events, and whose
 
@@ -189,9 +209,7 @@ class _OfRank:
         forward, backward = unit_windows([pair for pair in self.labelled if pair[1].family == "FSDP"])
         if not forward and not backward:
             forward, backward = unit_windows(self.labelled)  # an engine that names only its blocks
-        recomputed = (pl.col("phase") == Phase.RECOMPUTE.value) & pl.col("name").str.contains(_RANGES)
-        again = set(self.spans.filter(recomputed).select("lane", "start_ns").iter_rows())
-        uses = [(*use, Phase.RECOMPUTE if use[:2] in again else Phase.FORWARD) for use in forward]
+        uses = [(*use, Phase.RECOMPUTE if use[:2] in self._again else Phase.FORWARD) for use in forward]
         of_unit: dict[str, list[tuple[int, int, int, str, Phase]]] = {}
         for use in sorted([*uses, *((*use, Phase.BACKWARD) for use in backward)], key=lambda use: use[2]):
             of_unit.setdefault(use[3], []).append(use)
