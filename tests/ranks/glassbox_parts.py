@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from fsdpviz.engine.glassbox import Policy, ShardedModel, ShardedOptimizer, Tier, collectives
 from fsdpviz.engine.glassbox.accelerator import Lane
@@ -72,6 +73,22 @@ class Twice(Net):
         for block in (*self.blocks, *self.blocks):
             hidden = block(hidden)
         return self.output(hidden)
+
+
+class RunAgain(Net):
+    """Every block runs twice, each time as a checkpoint's: run again in backward, which stops as soon as it may."""
+
+    is_reentrant = False
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.input(inputs)
+        for block in (*self.blocks, *self.blocks):
+            hidden = checkpoint(block, hidden, use_reentrant=self.is_reentrant)
+        return self.output(hidden)
+
+
+class RunAgainToTheEnd(RunAgain):
+    is_reentrant = True
 
 
 class Skips(Net):

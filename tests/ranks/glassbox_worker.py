@@ -19,6 +19,8 @@ import torch.nn.functional as F
 from glassbox_parts import (
     CHECKS,
     Net,
+    RunAgain,
+    RunAgainToTheEnd,
     Skips,
     Twice,
     apart,
@@ -54,6 +56,16 @@ def plain() -> float:
 @check
 def called_twice() -> list[float]:
     return [difference(seeded(Twice), Policy(forward_depth=d, backward_depth=d)) for d in (0, 1, 3)]
+
+
+@check
+def run_again() -> list[float]:
+    """With checkpoints around the units; the last unit is two blocks, of which one at a time is run again."""
+    found = [
+        difference(seeded(kind), Policy(backward_depth=d)) for kind in (RunAgain, RunAgainToTheEnd) for d in (0, 2)
+    ]
+    blocks: Any = (module := seeded(RunAgain)).blocks
+    return [*found, difference(module, units={"first": (blocks[0],), "two": (blocks[1], blocks[2])})]
 
 
 @check
@@ -195,6 +207,9 @@ def errors() -> dict[str, str]:
     eager = Policy(optimizer_when="backward")
     model, optimizer = sharded(seeded(), eager)
     found["clip in backward"] = error_of(lambda: optimizer.clip_grad_norm(1.0))
+    again, _ = sharded(seeded(RunAgainToTheEnd), eager)
+    found["twice in backward"] = error_of(lambda: again(mine(data(0)[0])).sum().backward())
+    again.close()
     found["lbfgs in backward"] = error_of(lambda: ShardedOptimizer(model, torch.optim.LBFGS(model.parameters())))
     model.close()
     on_disk = Policy(parameters_on=Tier.DISK, gradients_on=Tier.DISK)

@@ -58,7 +58,8 @@ def values(result: Any) -> list[float]:
     return result if isinstance(result, list) else [result]
 
 
-EQUAL = ["plain", "called_twice", "unused", "unused_in_backward", "frozen", "by_size_and_rule", "usable_after_errors"]
+EQUAL = ["plain", "called_twice", "run_again", "unused", "unused_in_backward", "frozen", "by_size_and_rule"]
+EQUAL += ["usable_after_errors"]
 
 
 @pytest.mark.parametrize("name", EQUAL)
@@ -197,6 +198,7 @@ ERRORS = {
     "second backward": "backward through the graph a second time",
     "clip in backward": "use Policy(optimizer_when='step')",
     "lbfgs in backward": "LBFGS may not",
+    "twice in backward": "use_reentrant=False",
     "disk not writable": "cannot be written",
     "budget": "Raise the budget",
 }

@@ -60,7 +60,7 @@ class Gradients:
         self._rests_elsewhere = crosses(self._tier, context.policy.side)
         self._has_replicas = context.collectives.mesh.replicate > 1
         self._device = context.accelerator.pools.device
-        self._arrived = 0  # trainable parameters whose gradient is complete in this backward
+        self._arrived: set[int] = set()  # ids of trainable parameters whose gradient is complete in this backward
         self._local_bytes = 0  # counted for full gradients; given back with the reduction that took them over
         self._landed_bytes = 0  # counted for shards of gradients on the device; given back once they are dropped
         self._going: Reduction | None = None  # lives from reduce to wait_reduced
@@ -81,7 +81,7 @@ class Gradients:
 
     @property
     def are_complete(self) -> bool:
-        return self._arrived >= len(self._region.slots)
+        return len(self._arrived) >= len(self._region.slots)
 
     @property
     def are_local(self) -> bool:
@@ -93,22 +93,22 @@ class Gradients:
         for parameter in self._held.fulls:
             parameter.register_post_accumulate_grad_hook(self._arrive)
 
-    def _arrive(self, _parameter: torch.Tensor) -> None:
+    def _arrive(self, parameter: torch.Tensor) -> None:
         if not self._local_bytes:
             local_bytes = self._region.numel * self._precision.param.itemsize
             self._device.take(local_bytes)
             self._local_bytes = local_bytes
-        self._arrived += 1
+        self._arrived.add(id(parameter))
         if self.are_complete:
             self.when_complete()
 
     def end_backward(self) -> None:
-        """The next backward counts anew."""
-        self._arrived = 0
+        """What comes now is counted anew: the next backward's, or what a reentrant checkpoint runs once more."""
+        self._arrived.clear()
 
     def give_up(self) -> None:
         """Forgets gradients of a step that raised; what is being reduced will not land."""
-        self._arrived = 0
+        self._arrived.clear()
         going, self._going = self._going, None
         for parameter in self._held.fulls:
             parameter.grad = None

@@ -139,6 +139,12 @@ class Unit:
         self._drop_part()
         self._move(State.SHARDED)
 
+    def end_backward(self) -> None:
+        """The gradient of its last parameter has come, or none comes any more."""
+        self.in_backward = False
+        self.to_run.clear()  # a checkpoint stops what it runs again as soon as it has what it wants
+        self.gradients.end_backward()
+
     def give_up(self) -> None:
         """Back to SHARDED from wherever a step that raised has left the unit. Raises what was under way then raises."""
         self.in_backward = False
