@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,44 @@ def test_a_helper_reads_what_it_is_asked(tmp_path: Path, monkeypatch: pytest.Mon
     assert answers[0] == {}
     assert "HTML" in answers[1]["error"]
     assert read_parts(out, "t")[0].rank == 4
+
+
+def interrupt(*_: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_an_interrupt_leaves_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor while somebody holds the error with its frames, as a notebook does."""
+    from fsdpviz.trace.kineto import reader
+
+    path = make(tmp_path / "t.json", 9)
+    monkeypatch.setattr(reader, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(reader.ColumnBuilder, "add", interrupt)
+    with pytest.raises(KeyboardInterrupt) as held:
+        read_recording(path)
+    assert held.value.__traceback__ is not None
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("fsdpviz-read")]
+
+
+def test_an_interrupt_while_a_helper_starts_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_leftovers: None
+) -> None:
+    """It comes in the main thread alone."""
+    started: list[Any] = []
+    start = parallel.subprocess.Popen
+
+    def interrupted(*args: Any, **options: Any) -> Any:
+        started.append(start(*args, **options))
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        time.sleep(0.2)
+        return started[-1]
+
+    monkeypatch.setattr(parallel.subprocess, "Popen", interrupted)
+    paths = [make(tmp_path / f"{count}.json", count) for count in (1, 2)]
+    with pytest.raises(KeyboardInterrupt):
+        read_together(sources(*paths), interrupt, 1, cache=False, on_read=lambda read_bytes: None)
+    assert all(process.poll() is not None for process in started)
 
 
 def test_a_helper_that_dies_costs_only_its_help(

@@ -5,7 +5,7 @@ little memory.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -84,7 +84,7 @@ def _members(file: BinaryIO, step_bytes: int) -> Iterator[bytes]:
             unpacker = isal_zlib.decompressobj(wbits=31)
 
 
-def ahead(items: Iterator[Item]) -> Iterator[Item]:
+def ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
     """The same items, each made in another thread while the one before is used (isal unpacks without the GIL)."""
     with ThreadPoolExecutor(1, thread_name_prefix="fsdpviz-read") as pool:
         coming = pool.submit(next, items, None)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -58,7 +59,9 @@ class Recording:
     @classmethod
     def of_frame(cls, path: Path, events: pl.DataFrame, *more: Any) -> Recording:
         """The same of events in EVENT_SCHEMA's columns; ``more`` is the rest in order."""
-        codes = {name: Coded.of(events[name]) for name, dtype in EVENT_SCHEMA.items() if dtype == pl.String}
+        codes = {
+            name: Coded.of(events[name].fill_null("")) for name, dtype in EVENT_SCHEMA.items() if dtype == pl.String
+        }
         numbers = {name: events[name].fill_null(NO_NUMBER).to_numpy() for name in EVENT_SCHEMA if name not in codes}
         return cls(path, codes, numbers, *more)
 
@@ -117,7 +120,10 @@ def read_recording(path: Path, on_read: Progress = lambda read_bytes: None) -> R
     """
     notes: list[Note] = []
     pieces = blocks(path, notes, on_read)
-    return recording_of(path, ahead(pieces) if _size(path) > _SMALL_BYTES else pieces, notes)
+    if _size(path) <= _SMALL_BYTES:
+        return recording_of(path, pieces, notes)
+    with closing(ahead(pieces)) as read_ahead:  # a notebook keeps the frames of an error, and so would keep the thread
+        return recording_of(path, read_ahead, notes)
 
 
 def recording_of(path: Path, pieces: Iterator[bytes], notes: list[Note]) -> Recording:

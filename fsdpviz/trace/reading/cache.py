@@ -219,21 +219,21 @@ def user_folder() -> Path:
 
 def _store(roots: Sequence[Path], source: Source, stamp: _Stamp, content: str, parts: Sequence[Part]) -> None:
     for root in roots:
+        made = None
         try:
             root.mkdir(parents=True, exist_ok=True)
             made = Path(tempfile.mkdtemp(dir=root, prefix=".new-"))
-        except OSError:
-            continue
-        try:
             write_parts(made, parts)
             _put(made, root / _entry_name(source, stamp, content))
             _remember(root, source.path, stamp, content)
             _prune(root)
-        except OSError:  # a full disk
-            pass
+            return
+        except OSError:
+            if made:  # a full disk
+                return
         finally:
-            shutil.rmtree(made, ignore_errors=True)
-        return
+            if made:
+                shutil.rmtree(made, ignore_errors=True)
 
 
 def _put(made: Path, entry: Path) -> None:

@@ -53,9 +53,9 @@ def read_together(
     with tempfile.TemporaryDirectory(prefix="fsdpviz-") as folder:
         team: list[_Helper] = []
         try:
-            with suppress(OSError):  # no process to be had
-                for _ in range(helpers):
-                    team.append(_Helper(sources, waiting, found, Path(folder), cache, on_read))
+            for _ in range(helpers):
+                team.append(_Helper(sources, waiting, found, Path(folder), cache, on_read))
+                team[-1].thread.start()
             while len(found) < len(sources):
                 try:
                     number = waiting.popleft()
@@ -88,7 +88,9 @@ def job_of(source: Source, out: Path, cache: bool) -> str:
 
 
 class _Helper:
-    """A process and the thread that keeps it busy."""
+    """A process and the thread that starts it and keeps it busy. In the main thread an interrupt could come between
+    the process' start and the moment in which somebody knows of it.
+    """
 
     def __init__(
         self,
@@ -101,18 +103,25 @@ class _Helper:
     ) -> None:
         self._sources, self._waiting, self._found = sources, waiting, found
         self._folder, self._cache, self._on_read = folder, cache, on_read
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, json.dumps(sys.path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
+        self._process: subprocess.Popen[str] | None = None
+        self._is_stopped = False
+        self._starting = threading.Lock()
         self.thread = threading.Thread(target=self._work, name="fsdpviz-helper", daemon=True)
-        self.thread.start()
+
+    def _start(self) -> None:
+        with self._starting, suppress(OSError):  # no process to be had
+            if not self._is_stopped:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-c", _START, json.dumps(sys.path)],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                )
 
     def _work(self) -> None:
-        while True:
+        self._start()
+        while self._process:
             try:
                 number = self._waiting.pop()
             except IndexError:
@@ -129,7 +138,7 @@ class _Helper:
     def _ask(self, number: int) -> Read | None:
         source, out = self._sources[number], self._folder / str(number)
         out.mkdir(exist_ok=True)
-        assert self._process.stdin is not None and self._process.stdout is not None  # opened as pipes
+        assert self._process and self._process.stdin and self._process.stdout  # opened as pipes
         self._process.stdin.write(job_of(source, out, self._cache))
         self._process.stdin.flush()
         answer = json.loads(self._process.stdout.readline())
@@ -142,8 +151,14 @@ class _Helper:
         return parts
 
     def stop(self) -> None:
-        self._process.kill()
-        self.thread.join()
+        with self._starting:
+            self._is_stopped = True
+        if self._process:
+            self._process.kill()
+        if self.thread.is_alive():
+            self.thread.join()
+        if self._process is None:
+            return
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with suppress(BrokenPipeError):
