@@ -71,6 +71,7 @@ def make_database(path: Path) -> bytes:
             b'{"traceEvents":[{"ph":"X","ts":1,"dur":1,"args":' + b"[" * 1_000_000,
             "nested too deeply|not a",
         ),
+        ("wide.json", '{"traceEvents":[]}'.encode("utf-16"), "UTF-16"),
         ("packed.zst", b"\x28\xb5\x2f\xfd" + b"x" * 99, "zstd"),
         ("run.nsys-rep", b"QDREP" + bytes(99), "nsys export"),
         ("model.pickle", pickle.dumps(os.system), "would import"),
@@ -86,6 +87,48 @@ def test_files_that_are_no_trace(tmp_path: Path, name: str, content: bytes, caus
 def _put(path: Path, content: bytes) -> Path:
     path.write_bytes(content)
     return path
+
+
+def test_numbers_that_no_value_can_be(tmp_path: Path) -> None:
+    """Around the events, where the rank then comes from the file's name."""
+    huge, event = "9" * 5000, json.dumps(op("aten::mm", 1, 1))
+    header = f'{{"baseTimeNanoseconds":{huge},"distributedInfo":{{"rank":{huge}}},'
+    trace = open_trace(_put(tmp_path / "rank3.json", f'{header}"traceEvents":[{event}]}}'.encode()))
+    assert (len(trace.spans), trace.ranks) == (1, [3])
+    assert any("damage around the events" in note.what for note in trace.notes)
+
+
+@pytest.mark.parametrize("damage", [b"\xff", b"\\ud800"])
+def test_a_type_that_is_damaged(tmp_path: Path, damage: bytes) -> None:
+    """Reading past a text looks for its end alone."""
+    shapes = b'"Input Dims":[[4]],"Input type":["float%s"]' % damage
+    event = json.dumps(op("c10d::allreduce_", 1, 1)).encode().replace(b"{}", b"{%s}" % shapes)
+    assert len(open_trace(_put(tmp_path / "rank0.json", b'{"traceEvents":[' + event + b"]}"), cache=False).spans) == 1
+
+
+@pytest.mark.parametrize("content", [WHOLE + b"\n" + WHOLE, b"[" + WHOLE[WHOLE.index(b"[") + 1 : -1] + b"[]"])
+def test_files_one_behind_the_other(tmp_path: Path, content: bytes) -> None:
+    """As ``cat`` makes of two: the second is left out, and a note says so."""
+    trace = open_trace(_put(tmp_path / "rank0.json", content), cache=False)
+    assert len(trace.spans) == 1000
+    assert [note.count for note in trace.notes if note.what == "text behind the end of the trace, left out"] == [1]
+    assert not open_trace(_put(tmp_path / "rank0.json", WHOLE + b" \n\n"), cache=False).notes
+
+
+def test_zips_of_other_packers(tmp_path: Path) -> None:
+    """LZMA has an error of its own, and a name may be missing."""
+    path = tmp_path / "run.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as packed:
+        packed.writestr("rank0.json", WHOLE)
+    assert len(open_trace(path).spans) == 1000
+    content = bytearray(path.read_bytes())
+    content[100:110] = b"\xff" * 10
+    refused(_put(tmp_path / "bad.zip", bytes(content)), "damaged zip|is empty")
+    with zipfile.ZipFile(tmp_path / "nameless.zip", "w") as packed:
+        member = zipfile.ZipInfo("x")
+        member.filename = ""
+        packed.writestr(member, WHOLE)
+    refused(tmp_path / "nameless.zip", "member without a name")
 
 
 def test_a_database_of_something_else(tmp_path: Path) -> None:

@@ -471,3 +471,12 @@ def test_rows_that_lie_in_a_journal_beside_the_export_are_not_read_and_noted(tmp
     assert {file.name: file.stat().st_size for file in tmp_path.iterdir()} == beside
     writer.close()  # which moves them into the file
     assert not len(open_trace(path).spans.filter(pl.col("kind") == "compute"))
+
+
+def test_a_kernel_without_a_device_is_of_the_first(tmp_path: Path) -> None:
+    rows = [work(10, 20, process=7, gpu=0, correlation=1), work(30, 40, process=7, gpu=0, correlation=2)]
+    rows[1]["deviceId"] = None
+    path = write_export(tmp_path / "t.sqlite", {"CUPTI_ACTIVITY_KIND_KERNEL": rows}, {1: "gemm"})
+    trace = open_trace(path)
+    assert trace.spans["start_ns"].to_list() == [10, 30]
+    assert trace.lanes["process"].to_list() == ["0"]

@@ -12,6 +12,7 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import IO
 
@@ -31,6 +32,10 @@ _HEADERS = (
     tarfile.SOLARIS_XHDTYPE,
 )
 _DAMAGED = (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError)
+with suppress(ImportError):  # Python may be built without it
+    from lzma import LZMAError
+
+    _DAMAGED += (LZMAError,)
 
 
 def unpack(archive: Path, format_: Format, into: Path, name: str) -> list[Note]:
@@ -114,6 +119,8 @@ def _of_zip(archive: Path, name: str, notes: list[Note]) -> Iterator[tuple[str, 
         if len(packed.infolist()) > 10 * MAX_MEMBERS:
             raise TraceError(f"an archive may hold {MAX_MEMBERS:,} files; {name} has ten times as many entries")
         for member in packed.infolist():
+            if not member.filename:
+                raise TraceError(f"{name} has a member without a name")
             if member.is_dir():
                 continue
             if member.flag_bits & 1:

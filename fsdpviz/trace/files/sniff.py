@@ -22,6 +22,8 @@ _OF_DUMP = frozenset({b"entries", b"pg_config", b"pg_status", b"nccl_comm_state"
 _OF_KINETO = frozenset({b"traceEvents", b"schemaVersion", b"deviceProperties", b"distributedInfo", b"traceName"})
 _REFUSED = (
     (b"\x28\xb5\x2f\xfd", "a zstd archive; unpack it (zstd -d) and open what comes out"),
+    (b"\xff\xfe", "text in UTF-16 or UTF-32; save it as UTF-8"),
+    (b"\xfe\xff", "text in UTF-16; save it as UTF-8"),
     (b"BZh", "bzip2; unpack it (bunzip2) and open what comes out"),
     (b"\xfd7zXZ", "xz; unpack it (unxz) and open what comes out"),
     (b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive; unpack it and open what comes out"),

@@ -178,8 +178,11 @@ def tensors_of(arg: Args) -> Tensors | None:
 
 @lru_cache(maxsize=1024)  # steps repeat their sizes
 def _tensors(dims_text: bytes, types_text: bytes) -> Tensors | None:
-    dims = msgspec.json.decode(dims_text)
-    types = msgspec.json.decode(types_text) if types_text else []
+    try:
+        dims = msgspec.json.decode(dims_text)
+        types = msgspec.json.decode(types_text) if types_text else []
+    except msgspec.DecodeError:  # damage inside a text, which reading past it does not find
+        return None
     if not isinstance(dims, list) or not isinstance(types, list):
         return None
     dtypes = [_dtype(text) for text in (types + [""] * len(dims))[: len(dims)]]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -53,10 +54,18 @@ def header_in(text: bytes) -> tuple[dict[str, Any], list[Note]] | None:
 
     mender = Mender(_cleaned(text))
     found = mender.value(0)
+    if found is None:
+        return None
     try:
-        return (header_of(_DECODER.decode(found[0])), mender.notes) if found else None
+        return header_of(_DECODER.decode(found[0])), [*mender.notes, *behind(mender.text[found[1] :])]
     except (msgspec.DecodeError, RecursionError):
         return None
+
+
+def behind(text: bytes) -> list[Note]:
+    """A note of what stands behind the end of a file's JSON, as another file's does that was appended."""
+    left = text.strip()
+    return [Note("text behind the end of the trace, left out", 1, left[:60].decode("utf-8", "replace"))] if left else []
 
 
 def pieces_in(text: bytes) -> tuple[dict[str, Any], list[Note]]:
@@ -76,7 +85,8 @@ def _value_at(text: bytes, at: int, name: str) -> Any:
     from .mend import Mender  # as in header_in
 
     if found := Mender(text).value(at):
-        return msgspec.json.decode(found[0])
+        with suppress(msgspec.DecodeError, RecursionError):  # JSON that holds what no value can be, as a huge number
+            return msgspec.json.decode(found[0])
     if name != "distributedInfo":
         return None
     parts = _OF_RANK.findall(text, at, at + _LONGEST_INFO_BYTES)

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..files.sniff import EVENTS
 from ..table import Note
-from .header import header_in, pieces_in
+from .header import behind, header_in, pieces_in
 from .mend import Mender
 
 
@@ -32,5 +32,5 @@ def salvage(data: bytes) -> tuple[list[bytes], dict[str, Any], list[Note]] | Non
     elif match:
         more, repairs = header_in(b'{"traceEvents":[' + after) or pieces_in(after)
     else:
-        more, repairs = {}, []
+        more, repairs = {}, behind(after[1:])
     return found.texts, header | more, [*found.notes, *notes, *repairs]

@@ -145,7 +145,7 @@ def _of_device(frame: pl.DataFrame, category: str, name: pl.Expr) -> pl.DataFram
     return frame.select(
         category=pl.lit(category, _S),
         name=name.cast(_S),
-        process=pl.col("deviceId").cast(_S),
+        process=pl.col("deviceId").fill_null(0).cast(_S),
         thread=pl.when(stream == _NO_STREAM).then(pl.lit("-1")).otherwise(stream.cast(_S)),
         start_ns="start",
         duration_ns=pl.col("end") - pl.col("start"),
