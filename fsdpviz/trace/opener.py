@@ -29,6 +29,8 @@ from .reading.collector import without_collector
 from .reading.readers import read_all
 from .table import GROUP_SCHEMA, LANE_SCHEMA, SPAN_SCHEMA, STEP_SCHEMA, Note, Trace, summed
 
+_FEW_PIECES = 16
+
 
 def open_trace(
     paths: Paths,
@@ -135,7 +137,10 @@ def _joined(
 
 def _concat(frames: Sequence[pl.DataFrame], schema: Mapping[str, Any]) -> pl.DataFrame:
     """The frames, all of ``schema``, below each other."""
-    return frames[0] if len(frames) == 1 else pl.concat([pl.DataFrame(schema=schema), *frames])
+    if len(frames) == 1:
+        return frames[0]
+    # each rank is looked for in every piece: of few it costs less than a copy of them, of many their square
+    return pl.concat([pl.DataFrame(schema=schema), *frames], rechunk=len(frames) > _FEW_PIECES)
 
 
 def _open_one_of_each_kind() -> None:

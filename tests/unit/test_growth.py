@@ -14,6 +14,7 @@ from make_trace import op, write_trace
 from fsdpviz.analysis.intervals import clip
 from fsdpviz.base.kinds import Kind
 from fsdpviz.base.labels import parse_label
+from fsdpviz.trace import open_trace
 from fsdpviz.trace.files.ranks import rank_in_name
 from fsdpviz.trace.files.sniff import Format, top_level_keys
 from fsdpviz.trace.files.sources import Source
@@ -213,3 +214,12 @@ def test_names_that_are_new_in_a_block_cost_no_look_at_those_before() -> None:
         columns.add([event_of(b'{"ph":"X","name":"%s","ts":1,"dur":1,"args":{"finished":false}}' % name)])
     assert columns._tally.notes["ranges still open when the profiler stopped, which is their end"].example == "op1"
     assert columns.coded()["name"].values == ["op1", "c10d::op2"]
+
+
+def test_the_tables_of_many_ranks_are_in_one_piece(tmp_path: Path) -> None:
+    """Each rank is looked for in every piece."""
+    for rank in range(40):
+        write_trace(tmp_path / f"rank{rank}.json", [op("aten::mm", 1, 2)], rank=rank)
+    trace = open_trace(tmp_path)
+    assert trace.ranks == [*range(40)]
+    assert trace.spans.n_chunks() == trace.lanes.n_chunks() == 1
