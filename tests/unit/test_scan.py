@@ -155,6 +155,7 @@ PIECES = [
 
 @quick
 @example(changes=[(60, 3, b"")], block=50)
+@example(changes=[(157, 9, b"{"), (517, 0, b"\xff")], block=7)  # in a key that nobody asks for
 @given(
     changes=st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 9), st.sampled_from(PIECES)), max_size=4),
     block=st.integers(7, 5000),

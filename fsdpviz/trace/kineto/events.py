@@ -225,6 +225,8 @@ class EventReader:
     def _decode(self, items: bytes | memoryview) -> Sequence[Any] | None:
         """None where the items are not JSON."""
         text = b"".join((b"[", items, b"]"))  # one copy: fresh pages of memory cost as much as decoding into them
+        if not _is_utf8(text):  # msgspec does not look at what it reads past
+            return None
         try:
             return _EVENTS_DECODER.decode(text)
         except msgspec.ValidationError:
@@ -276,6 +278,8 @@ class EventReader:
         return events
 
     def _decode_rest(self, text: bytes) -> Sequence[Any]:
+        if not _is_utf8(text):  # as in _decode
+            raise msgspec.DecodeError("bytes that are no UTF-8")
         try:
             if self._opening == b"[":
                 return _EVENTS_DECODER.decode(text)
