@@ -13,7 +13,7 @@ from .unit import Unit
 COLLECTIVES = {Op.GATHER: "all_gather", Op.REDUCE: "reduce_scatter", Op.ALL_REDUCE: "all_reduce"}
 
 
-def carry_out(op: Op, unit: Unit, optimize: Callable[[Unit], None] | None) -> None:
+def carry_out(op: Op, unit: Unit, optimize: Callable[[Unit], None]) -> None:
     """Issues ``op``; ``optimize`` is the optimizer's step of one unit. Collective where the operation is."""
     match op:
         case Op.READ:
@@ -38,7 +38,6 @@ def carry_out(op: Op, unit: Unit, optimize: Callable[[Unit], None] | None) -> No
         case Op.WAIT_REDUCED:
             unit.gradients.wait_reduced()
         case Op.OPTIMIZER:
-            assert optimize is not None  # Policy.optimizer_when came with a ShardedOptimizer
             optimize(unit)
         case Op.WRITE:
             unit.store.write_behind()

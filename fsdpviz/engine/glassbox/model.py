@@ -262,10 +262,6 @@ class ShardedModel(Saved, nn.Module):
 
     def _after_backward(self, unit: Unit) -> None:
         unit.end_backward()
-        if self.optimize_in_backward is not None:
-            if unit in self._have_stepped:
-                raise FsdpvizError(_TWICE.format(unit=unit.name))
-            self._have_stepped.add(unit)
         with record_function(fsdp_label("post_backward_reduce", unit.name)):
             reduces = self._reduces and unit.gradients.are_local
             self._carry_out(self._scheduler.after_backward(unit.name, reduces=reduces))
@@ -290,9 +286,17 @@ class ShardedModel(Saved, nn.Module):
                 if event.op in COLLECTIVES:
                     what = f"{COLLECTIVES[event.op]} of {event.unit} at the {self._pass} of {self._at}"
                     self.collectives.agreement.note(what)
-                carry_out(event.op, unit, self.optimize_in_backward)
+                carry_out(event.op, unit, self._optimize)
                 if self.issued is not None:
                     self.issued.append(event)
+
+    def _optimize(self, unit: Unit) -> None:
+        """The optimizer's step of one unit, in backward."""
+        assert self.optimize_in_backward is not None  # Policy.optimizer_when came with a ShardedOptimizer
+        if unit in self._have_stepped:
+            raise FsdpvizError(_TWICE.format(unit=unit.name))
+        self._have_stepped.add(unit)
+        self.optimize_in_backward(unit)
 
     def _cast(self, values: Any) -> Any:
         dtype = self.precision.param
