@@ -43,10 +43,6 @@ from .unit import State, Unit
 from .wrapping import by_block
 
 _LOG = logging.getLogger(__name__)
-_TWICE = (
-    "the gradients of {unit} are complete twice in one backward, as where reentrant checkpoints run it more than once, "
-    "and would be stepped with twice. Use use_reentrant=False or Policy(optimizer_when='step')"
-)
 
 
 class Pass(StrEnum):
@@ -114,7 +110,6 @@ class ShardedModel(Saved, nn.Module):
         self._pass, self._at = Pass.IDLE, ROOT
         self._reduces = True
         self.optimize_in_backward: Callable[[Unit], None] | None = None  # set by ShardedOptimizer
-        self._have_stepped: set[Unit] = set()  # in this backward
         self.issued: list[Event] | None = None  # a list here is filled with what is carried out
         for name, unit in self._units.items():
             if not unit.frozen.region.slots:  # one that has some waits for its inputs' gradients too
@@ -171,7 +166,6 @@ class ShardedModel(Saved, nn.Module):
     def abandon(self) -> None:
         """Brings the model back to where a step can begin: nothing gathered, no gradient under way. Not collective."""
         has_failed, self._pass = self._pass is not Pass.IDLE, Pass.IDLE
-        self._have_stepped.clear()
         if not has_failed:
             self._carry_out(self._scheduler.abandon())
             return
@@ -274,7 +268,7 @@ class ShardedModel(Saved, nn.Module):
             self._carry_out(self._scheduler.end_backward())
             for unit in self._units.values():
                 unit.end_backward()
-            self._have_stepped.clear()
+                unit.has_stepped = False
         self.collectives.agreement.check()
         self._pass = Pass.IDLE
 
@@ -293,9 +287,7 @@ class ShardedModel(Saved, nn.Module):
     def _optimize(self, unit: Unit) -> None:
         """The optimizer's step of one unit, in backward."""
         assert self.optimize_in_backward is not None  # Policy.optimizer_when came with a ShardedOptimizer
-        if unit in self._have_stepped:
-            raise FsdpvizError(_TWICE.format(unit=unit.name))
-        self._have_stepped.add(unit)
+        unit.begin_step()
         self.optimize_in_backward(unit)
 
     def _cast(self, values: Any) -> Any:

@@ -30,6 +30,7 @@ import torch
 from torch import nn
 from torch.profiler import record_function
 
+from ...base.errors import FsdpvizError
 from ...base.labels import loop_label
 from .accelerator import Event, Lane
 from .gradients import Gradients
@@ -70,6 +71,7 @@ class Unit:
         self.gradients = Gradients(name, trainable, context)
         self.to_run: set[nn.Module] = set()  # modules of the unit that its forward has still to run
         self.in_backward = False  # between the gradient of its output and that of its last parameter
+        self.has_stepped = False  # in this backward
         self._show(full=False)
 
     @property
@@ -145,9 +147,18 @@ class Unit:
         self.to_run.clear()  # a checkpoint stops what it runs again as soon as it has what it wants
         self.gradients.end_backward()
 
+    def begin_step(self) -> None:
+        """Raises FsdpvizError where this backward has stepped the unit already."""
+        if self.has_stepped:
+            raise FsdpvizError(
+                f"the gradients of {self.name} are complete twice in one backward, as where reentrant checkpoints run "
+                "it again, and would be stepped with twice. Use use_reentrant=False or Policy(optimizer_when='step')"
+            )
+        self.has_stepped = True
+
     def give_up(self) -> None:
         """Back to SHARDED from wherever a step that raised has left the unit. Raises what was under way then raises."""
-        self.in_backward = False
+        self.in_backward = self.has_stepped = False
         self.to_run.clear()
         with ExitStack() as stack:  # from the last to the first; one that fails does not keep the others from their end
             stack.callback(self.gradients.give_up)
