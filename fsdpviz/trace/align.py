@@ -189,8 +189,6 @@ def _by_content(found: pl.DataFrame) -> Iterator[pl.DataFrame]:
 
 def _clocks(trace: Trace) -> list[list[int]]:
     """Ranks by the clock that they surely share, the first rank's first."""
-    if len(trace.ranks) < 2:
-        return [trace.ranks] if trace.ranks else []
     hosts = hosts_of(trace)
     clocks: dict[str, list[int]] = {}
     for rank in trace.ranks:

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -183,18 +184,23 @@ def test_a_folder_that_is_read_only_stays_as_it_is(tmp_path: Path, reads: list[P
     assert any(child.is_dir() for child in cache.user_folder().iterdir())
 
 
+def once_read(monkeypatch: pytest.MonkeyPatch, happens: Callable[[], object]) -> None:
+    """What happens each time when a recording has been read, and before it is kept."""
+    read = reading.read_recording
+
+    def read_and_more(path: Path, *more) -> kineto.Recording:
+        recording = read(path, *more)
+        happens()
+        return recording
+
+    monkeypatch.setattr(reading, "read_recording", read_and_more)
+
+
 def test_a_file_that_changes_while_it_is_read_is_not_kept(
     tmp_path: Path, reads: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make(tmp_path / "t.json", "mm")
-    read = reading.read_recording
-
-    def read_and_change(path: Path, *more) -> kineto.Recording:
-        recording = read(path, *more)
-        make(path, "bm", "later")
-        return recording
-
-    monkeypatch.setattr(reading, "read_recording", read_and_change)
+    once_read(monkeypatch, lambda: make(path, "bm", "later"))
     open_trace(path)
     assert not (tmp_path / cache.FOLDER).exists()
 
@@ -300,14 +306,7 @@ def test_a_file_that_is_gone_once_it_was_read(
     tmp_path: Path, reads: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = make(tmp_path / "t.json", "mm")
-    read = reading.read_recording
-
-    def read_and_remove(path: Path, *more) -> kineto.Recording:
-        recording = read(path, *more)
-        path.unlink()
-        return recording
-
-    monkeypatch.setattr(reading, "read_recording", read_and_remove)
+    once_read(monkeypatch, path.unlink)
     trace = open_trace(path)
     assert trace.ranks == [3]
     assert "file that changed while it was read; open it again when it is written" in {n.what for n in trace.notes}

@@ -158,8 +158,8 @@ class Unit:
 
     def give_up(self) -> None:
         """Back to SHARDED from wherever a step that raised has left the unit. Raises what was under way then raises."""
-        self.in_backward = self.has_stepped = False
-        self.to_run.clear()
+        self.end_backward()
+        self.has_stepped = False
         with ExitStack() as stack:  # from the last to the first; one that fails does not keep the others from their end
             stack.callback(self.gradients.give_up)
             stack.callback(self.store.give_up)  # what the gather sends

@@ -71,7 +71,7 @@ class Codes(dict[Any, int]):
         self._spelled = spelled
 
     def __missing__(self, value: Any) -> int:
-        text = self._spelled(value if type(value) is str else text_of(value) or "")
+        text = self._spelled(text_of(value) or "")
         code = self[value] = self.by_text.setdefault(text, len(self.texts))
         if code == len(self.texts):
             self.texts.append(text)

@@ -94,6 +94,10 @@ class Recording:
             **kept,
         )
 
+    def names_of(self, process: str) -> tuple[str, str, str]:
+        """What a process is called: by its id, its name and its label, "" where it has none."""
+        return process, self.process_names.get(process, ""), self.process_labels.get(process, "")
+
     @property
     def rank(self) -> int | None:
         """The rank that the file itself states."""

@@ -79,13 +79,9 @@ def _is_on_device(recording: Recording, rows: np.ndarray) -> np.ndarray:
     is_device = [any(map(_NAMES_A_DEVICE.match, _names(recording, *pair))) for pair in pairs]
     if not recording.codes["category"].where(DEVICE_CATEGORIES.__contains__).any():
         for place, (one, _) in enumerate(pairs):
-            is_device[place] |= any(map(_NAMES_COMMUNICATION.match, _process_names(recording, one)))
+            is_device[place] |= any(map(_NAMES_COMMUNICATION.match, recording.names_of(one)))
     return np.array(is_device, bool)[which]
 
 
 def _names(recording: Recording, process: str, thread: str) -> tuple[str, ...]:
-    return *_process_names(recording, process), thread, recording.thread_names.get((process, thread), "")
-
-
-def _process_names(recording: Recording, process: str) -> tuple[str, ...]:
-    return process, recording.process_names.get(process, ""), recording.process_labels.get(process, "")
+    return *recording.names_of(process), thread, recording.thread_names.get((process, thread), "")

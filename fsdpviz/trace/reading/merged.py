@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -169,13 +169,12 @@ def _work(recording: Recording, hosts: list[int]) -> _Work:
 def _labels(recording: Recording) -> dict[int, _Label]:
     found: dict[int, _Label] = {}
     for code, process in enumerate(recording.codes["process"].values):
-        called = recording.process_names.get(process, ""), recording.process_labels.get(process, "")
-        if label := _label(process, called):
+        if label := _label(*recording.names_of(process)):
             found[code] = label
     return found
 
 
-def _label(process: str, called: Iterable[str]) -> _Label | None:
+def _label(process: str, *called: str) -> _Label | None:
     if match := _SGLANG.match(process[:_LONGEST]):
         places = match["label"].split("-")
         return _Label(match["label"], int(places[0][2:]) if len(places) == 1 else None)
